@@ -1,8 +1,9 @@
 """Test selection, accepted skips, quarantined tests, and the record of a run.
 
-The gate (``--gate``) runs all tests that do not train; of those that do, or cost as much, each that holds a promise of
-the documentation, and a slice of the others that moves with the commit. What is marked ``slow`` counts as one of these
-others, if it trains, and is left out if it does not. At night all are run.
+The gate (``--gate``) runs all tests that do not train. Of the tests that train, or cost as much, it
+runs each that holds a promise of the documentation, and a slice of the others that moves with the
+commit. A test marked ``slow`` counts as one of these others if it trains; otherwise the gate leaves
+it out. The nightly run takes all tests.
 """
 
 from __future__ import annotations
@@ -25,15 +26,12 @@ _PROMISE = "--promise"
 _SLICES = 30  # commits after which each test was in the gate about once
 _DURATIONS = "--durations-file"
 _ERROR_CHARS = 240
-#: Tests that run one after the other in one process, by how their names begin. Each launcher removes the containers
-#: that launchers before it have left, a machine that is taken away has pods of other tests, and some hundred plans are
-#: drawn once for all cases that look at them.
+#: Tests that run one after the other in one process, by the beginning of their ids. Each launcher
+#: removes the containers of earlier launchers, a machine that is taken away has pods of other
+#: tests, and the plans are drawn once for all cases that inspect them.
 _GROUPS = {
     "tests/cluster/substrates/test_docker": "docker",
-    "tests/cluster/kubernetes/test_kubernetes.py": "kubernetes",
-    "tests/cluster/kubernetes/test_machines.py": "kubernetes",
-    "tests/cluster/kubernetes/test_nightly_cluster.py": "kubernetes",
-    "tests/cluster/kubernetes/test_pod_network.py": "kubernetes",
+    "tests/cluster/kubernetes/": "kubernetes",
     "tests/cluster/faults/test_strategies.py::test_plans_cover": "plans",
     "tests/cluster/faults/test_strategies.py::test_each_kind_is_drawn": "plans",
 }
@@ -86,7 +84,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Skip a test that needs a GPU if the machine has none."""
     if item.get_closest_marker("gpu") is not None:
         import torch
 
@@ -113,14 +111,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _deselected(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
-    """Tests that the options leave out."""
-    if wanted := set(config.getoption(_PROMISE)):
-        return [item for item in items if not _promises(item) & wanted]
+    """Return the tests that the options leave out."""
+    if sentences := set(config.getoption(_PROMISE)):
+        return [item for item in items if not _promises(item) & sentences]
     if not config.getoption(_GATE):
         return []
     turn = _slice_of_gate(config)
-    left = (item for item in items if not _is_in_each_gate(item))
-    return [item for item in left if not (_is_costly(item) and _slice_of_test(item) == turn)]
+    others = (item for item in items if not _is_in_each_gate(item))
+    return [item for item in others if not (_is_costly(item) and _slice_of_test(item) == turn)]
 
 
 def _is_in_each_gate(item: pytest.Item) -> bool:
@@ -137,12 +135,14 @@ def _is_slow(item: pytest.Item) -> bool:
 
 
 def _promises(item: pytest.Item) -> set[str]:
-    """Sentences that a case holds."""
+    """Return the sentences of the documentation that a case holds."""
     return {marker.args[0] for marker in item.iter_markers("promise") if _matches(item, marker)}
 
 
 def _matches(item: pytest.Item, marker: pytest.Mark) -> bool:
-    """Whether an item is one of the cases that a marker names by values of its parameters; a list: any of them."""
+    """Return whether a marker's parameter values name this case; a list stands for any of its
+    values.
+    """
     params = getattr(getattr(item, "callspec", None), "params", {})
     return all(
         name in params
@@ -153,12 +153,12 @@ def _matches(item: pytest.Item, marker: pytest.Mark) -> bool:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> Iterator[None]:
-    """Refuse a marker whose cases are not there any more: a promise would leave the gate in silence."""
+    """Refuse a marker that names no existing case: its promise would leave the gate unnoticed."""
     yielded: Any = yield
-    found = yielded.get_result()
+    collected = yielded.get_result()
     cases = (
-        [item for item in found if isinstance(item, pytest.Function)]
-        if isinstance(found, list)
+        [item for item in collected if isinstance(item, pytest.Function)]
+        if isinstance(collected, list)
         else []
     )
     named = [
@@ -167,21 +167,21 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> Iterato
         for kind in ("promise", "slow")
         for marker in item.iter_markers(kind)
     ]
-    for marker in {id(one): one for one in named}.values():
+    for marker in {id(marker): marker for marker in named}.values():
         if not any(_matches(item, marker) for item in cases):
-            what = f"{marker.name}({', '.join(map(repr, marker.args))})"
+            description = f"{marker.name}({', '.join(map(repr, marker.args))})"
             raise collector.CollectError(
-                f"{name}: no case has {marker.kwargs}, which its marker {what} names"
+                f"{name}: no case has {marker.kwargs}, which its marker {description} names"
             )
 
 
 def _slice_of_test(item: pytest.Item) -> int:
-    """Number of the slice that a test belongs to, whatever file it stands in."""
+    """Return the number of the slice that a test belongs to; its file does not matter."""
     return int.from_bytes(hashlib.sha256(item.nodeid.encode()).digest()[:8]) % _SLICES
 
 
 def _slice_of_gate(config: pytest.Config) -> int:
-    """The slice of this gate, the same in each test process."""
+    """Return the slice of this gate; it is the same in each test process."""
     chosen: int | None = config.getoption(_SLICE)
     if chosen is not None:
         return chosen
@@ -193,7 +193,7 @@ def _slice_of_gate(config: pytest.Config) -> int:
 
 
 def _git(directory: Path, *arguments: str, command: str) -> str:
-    """What git prints; empty where there is no repository."""
+    """Return the output of a git command, or "" if there is no repository."""
     try:
         ran = subprocess.run(
             ["git", "-C", str(directory), command, *arguments],
@@ -211,7 +211,9 @@ def _git(directory: Path, *arguments: str, command: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Have what belongs together run in one process; pytest-xdist 3.8 finds no ``xdist_group`` under pytest 9.2."""
+    """Run the tests of a group in one process; pytest-xdist 3.8 finds no ``xdist_group`` under
+    pytest 9.2.
+    """
     if config.getvalue("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -230,14 +232,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Fail a test that CI skips for a reason that ``tests/skips.toml`` does not list: its promise is never tested."""
+    """Fail a test that CI skips for a reason that ``tests/skips.toml`` does not list: its promise
+    is never tested.
+    """
     yielded: Any = yield
     _refuse_unlisted_skip(yielded.get_result())
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    """The same for a whole file, as ``pytest.importorskip`` skips it."""
+    """Fail a file that CI skips with ``pytest.importorskip`` for an unlisted reason."""
     yielded: Any = yield
     _refuse_unlisted_skip(yielded.get_result())
 
@@ -248,7 +252,7 @@ def _refuse_unlisted_skip(report: pytest.TestReport | pytest.CollectReport) -> N
     ):
         return
     reason = report.longrepr[2].removeprefix("Skipped: ")
-    if not any(re.fullmatch(known, reason) for known in _accepted_skips()):
+    if not any(re.fullmatch(accepted, reason) for accepted in _accepted_skips()):
         report.outcome = "failed"
         report.longrepr = (
             f"skipped in CI: {reason}\nMake it run, or enter the reason in {_SKIPS} with its cause."
@@ -269,11 +273,11 @@ def _quarantine_flakes(items: list[pytest.Item]) -> None:
     """
     if not _SKIPS.exists():
         return
-    flakes = {entry["test"]: entry for entry in tomllib.loads(_SKIPS.read_text()).get("flake", [])}
+    flakes = {flake["test"]: flake for flake in tomllib.loads(_SKIPS.read_text()).get("flake", [])}
     for item in items:
-        entry = flakes.get(item.nodeid) or flakes.get(item.nodeid.partition("[")[0])
-        if entry is not None:
-            reason = f"quarantined since {entry['since']}, {entry['issue']}: {entry['cause']}"
+        flake = flakes.get(item.nodeid) or flakes.get(item.nodeid.partition("[")[0])
+        if flake is not None:
+            reason = f"quarantined since {flake['since']}, {flake['issue']}: {flake['cause']}"
             item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
 
 
@@ -281,7 +285,7 @@ def _quarantine_flakes(items: list[pytest.Item]) -> None:
 
 
 class _Durations:
-    """Collects what each test took, in xdist's controller, too."""
+    """Collector of each test's duration and outcome; it also works in xdist's controller."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -303,6 +307,6 @@ class _Durations:
 
 
 def _in_short(report: pytest.TestReport) -> str:
-    """What failed, in a line."""
+    """Return the error of a report in one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     return " ".join(str(report.longrepr if crash is None else crash.message).split())[:_ERROR_CHARS]

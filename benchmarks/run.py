@@ -1,8 +1,9 @@
-"""Every claim about speed, measured: ``python -m benchmarks.run [--only kill,overhead] [--quick] [--settle SECONDS]``.
+"""Measure every claim about speed:
+``python -m benchmarks.run [--only kill,overhead] [--quick] [--settle SECONDS]``.
 
-Writes results/latest.json (with every sample) and results/latest.md. Exit status 1 if a bar is not met. On a busy
-machine durations are reported as noisy, and not judged. What takes long has a script of its own, with the same kind of
-result: random_kills.py, false_alarms.py, vary.py.
+Writes results/latest.json and, with every sample, results/samples/latest.json. Exit status 1 if a
+bar is not met. Durations on a busy machine are reported as noisy, and not judged. Long benchmarks
+have scripts of their own, with the same kind of result: random_kills.py, false_alarms.py, vary.py.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.harness.bars import QUIET_LOAD, Bar, Report, choose, look_at_machine, save, show
-from benchmarks.harness.lab import Lab, say
+from benchmarks.harness.bars import QUIET_LOAD, Bar, Report, choose, look_at_machine, show
+from benchmarks.harness.lab import Lab, show_progress
+from benchmarks.harness.results import RESULTS, save
 from benchmarks.recoveries.elastic import experiments, resize, throughput
 from benchmarks.recoveries.network import network
 from benchmarks.recoveries.recovery import hang, kill, nan
@@ -43,7 +45,7 @@ TOPICS: dict[str, Callable[[Lab], list[Bar]]] = {
 
 
 def choose_topics(text: str) -> list[str]:
-    """The topics named in ``text``, in the order in which they run."""
+    """Return the topics that ``text`` lists, in the order in which they run."""
     return choose(text, TOPICS)
 
 
@@ -51,21 +53,23 @@ def settle(limit_s: float) -> None:
     """Wait until the machine is quiet, but not longer than ``limit_s``."""
     deadline_s = time.monotonic() + limit_s
     while os.getloadavg()[0] > QUIET_LOAD and time.monotonic() < deadline_s:
-        say(f"load average {os.getloadavg()[0]:.2f}: waiting for {QUIET_LOAD}")
+        show_progress(f"load average {os.getloadavg()[0]:.2f}: waiting for {QUIET_LOAD}")
         time.sleep(min(10.0, limit_s))
 
 
 def measure(topics: list[str], *, smoke: bool) -> Report:
-    """Run the topics one after the other."""
+    """Run the topics one after the other, and return the report."""
     machine = look_at_machine()
-    say(f"load average {machine.load:.2f}{': noisy' if machine.load > QUIET_LOAD else ''}")
+    show_progress(
+        f"load average {machine.load:.2f}{': noisy' if machine.load > QUIET_LOAD else ''}"
+    )
     bars: list[Bar] = []
     with Lab(smoke=smoke) as lab:
         for topic in topics:
-            say(topic)
+            show_progress(topic)
             begin_s = time.monotonic()
             bars += TOPICS[topic](lab)
-            say(f"  {topic}: {time.monotonic() - begin_s:.0f} s")
+            show_progress(f"  {topic}: {time.monotonic() - begin_s:.0f} s")
     return Report(machine=machine, smoke=smoke, bars=bars)
 
 
@@ -86,13 +90,11 @@ def main() -> int:
         metavar="SECONDS",
         help="wait so long for a quiet machine",
     )
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parent / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     settle(options.settle)
     report = measure(options.only, smoke=options.quick)
-    save(report, options.results)
+    save(report, options.results, "latest")
     show(report)
     return int(report.failed)
 

@@ -1,8 +1,8 @@
 """Fault injection for distributed PyTorch training, and a training runtime that survives it.
 
 These names are the public API, with the modules ``chaoskit.faults`` (also named ``faults``),
-``chaoskit.faults.strategies``, ``chaoskit.checkpoint`` and ``chaoskit.data``. Everything else may change in any
-version. A name is imported when it is first used: most need neither torch nor pytest.
+``chaoskit.faults.strategies``, ``chaoskit.checkpoint`` and ``chaoskit.data``. Everything else may
+change in any version. A name is imported when it is first used: most need neither torch nor pytest.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.faults")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    attribute = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = attribute
+    return attribute
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,9 @@
-"""What a run is: checked before anything is started."""
+"""The configuration of a run, validated before anything is started.
+
+-> ``cli/training/launch.py``: the options of the command line. ``coordinator/detectors/``: where
+the limits decide that a rank hangs or is slow. ``coordinator/membership/``: losses, spares and
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -23,30 +28,37 @@ Reduction = Literal["exact", "fast"]
 NonFinitePolicy = Literal["skip", "stop", "retry"]
 Copies = Literal["affordable", "every_step"]
 
-#: Limits for machines that are shared with other work, such as a test run in several processes: a node or a rank that
-#: waits seconds for a CPU is not lost. Fields of :class:`RunConfig`; ``production`` changes nothing.
+#: Detection limits by name, as fields of :class:`RunConfig`. ``production`` changes nothing.
+#: ``relaxed`` is for machines that are shared with other work, such as a test run in several
+#: processes: a node or a rank that waits seconds for a CPU is not lost.
 DETECTION: dict[Detection, dict[str, Any]] = {
     "production": {},
     "relaxed": {"heartbeat_ms": 250, "lease_beats": 4, "hang_floor_ms": 2000, "startup_s": 240.0},
 }
 
 _UNDISTURBED_S = 120.0
-#: Each node is some processes of this machine or of a cluster; more are a slip of the keyboard.
+#: Each node is several processes of this machine or of a cluster; a larger number is a typing
+#: error.
 NODES_MAX = 1024
 
-#: Shards are measured within some tenths, and a node may be busy: a rank that is less slow than this is never replaced.
+#: A rank is never replaced for a smaller factor: measurements vary by some tenths, and a node may
+#: be busy.
 SLOW_LIMIT_MIN = 2.0
 
 
 class CheckpointTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a job stores its state while it trains, how often, and what is kept of it.
+    """The place in which a job stores its state while it trains, the interval, and the retention.
 
     Args:
-        target: a directory that all nodes see; of the remote tier a URL such as ``s3://bucket/run``.
-        endpoint: of the remote tier: where an S3 store listens that is not Amazon's, such as ``http://minio:9000``.
-        every_steps: the state after each multiple of it is stored; 0 for none. Of the remote tier: after so many.
-        every_s: the state is stored after so many seconds, too; 0 for never by time.
-        keep_last, keep_every, budget_bytes: see :class:`chaoskit.checkpoint.disk.retention.Retention`.
+        target: a directory that all nodes share; for the remote tier, a URL such as
+            ``s3://bucket/run``.
+        endpoint: the URL of an S3 store that is not Amazon's, such as ``http://minio:9000``; only
+            for the remote tier.
+        every_steps: the state is stored after each step that is a multiple of this; 0 for never by
+            steps. The remote tier stores it after this many steps.
+        every_s: the state is stored after this many seconds, too; 0 for never by time.
+        keep_last, keep_every, budget_bytes: see
+            :class:`chaoskit.checkpoint.disk.retention.Retention`.
     """
 
     target: str
@@ -59,21 +71,22 @@ class CheckpointTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """What fsspec's file system must know besides the target."""
+        """The options of fsspec's file system for the target."""
         return {"endpoint_url": self.endpoint} if self.endpoint else {}
 
 
 class BatchScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The global batch follows the world: every rank keeps its number of shards.
+    """Settings of a global batch that follows the world: every rank keeps its number of shards.
 
     Args:
-        rule: what becomes of the optimizer's numbers: ``linear`` (SGD), ``square-root`` (Adam, AdamW) or ``none``. See
-            :mod:`chaoskit.elastic.scaling`. They are chosen for the batch that the script names, which is that of the
-            ``nodes`` with which it starts.
-        warmup_steps: a higher learning rate is reached in so many steps.
-        schedule: (step, shards): from that step on the batch has so many, which one rank computes, whatever the world
-            is. Of the twin of a run whose world changed.
-        named_shards: of such a twin: those of the batch that the script names.
+        rule: how the optimizer's hyperparameters are scaled: ``linear`` (SGD), ``square-root``
+            (Adam, AdamW) or ``none``; see :mod:`chaoskit.elastic.scaling`. The script chooses them
+            for its own batch, the one of the ``nodes`` with which it starts.
+        warmup_steps: a higher learning rate is reached in this many steps.
+        schedule: (step, shards) pairs: from that step on the batch has that many shards, all
+            computed by one rank. Set only for the reference run of a run in which the world
+            changed.
+        named_shards: number of shards of the script's own batch. Set only for such a twin.
     """
 
     rule: Literal["linear", "square-root", "none"]
@@ -83,69 +96,92 @@ class BatchScaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that coordinator, agents and workers must agree on.
+    """The settings of a run on which coordinator, agents and workers must agree.
 
     Args:
-        job: what is trained.
-        nodes: failure domains, one worker each: the full world.
-        spares: warm workers kept beside them, over all nodes.
+        job: the job to train.
+        nodes: number of failure domains with one worker each; this is the full world.
+        spares: number of warm workers that are kept in addition, over all nodes.
         min_world: smallest world that trains; below it the run waits for spares.
-        shards: fixed slices of the global batch (V), at least ``nodes``, or the largest size that ``elastic`` allows. 0
-            means that.
-        seed: of weights, data order and all randomness in the job.
+        shards: number of fixed slices of the global batch (V); at least ``nodes``, or the largest
+            size that ``elastic`` allows. 0 stands for that least number.
+        seed: seed of weights, data order and all randomness in the job.
         device: ``cpu`` (gloo) or ``cuda`` (NCCL).
         reduction: ``exact`` (same bits at every world size) or ``fast`` (plain all-reduce).
-        buckets: pieces of the gradient, reduced while the backward pass still runs. 1: all at once, after it.
-        nonfinite: what a batch does whose gradients are not finite on any rank. Its loss may be NaN: the gradient
-            decides, and the loss does not.
-        hash_every: steps between checks that every rank received the same reduced gradient, losses and votes. 0: never.
-        state_hash_steps: every byte of weights and optimizer state is compared over the ranks once in so many steps, a
-            slice in each of them. 0: never.
-        audit_every: steps between two audits, in which a second rank computes a shard, and bits are compared. 0: never.
-        max_failures: workers that may be lost before the run is given up. Those that are given up on suspicion, as hung
-            or slow, do not count.
-        strikes_max: losses of workers within a minute after which a node is given no more of them; 0: never.
+        buckets: number of pieces of the gradient that are reduced while the backward pass still
+            runs; 1 reduces the whole gradient after it.
+        nonfinite: how a batch is handled if its gradients are not finite on any rank. The loss does
+            not matter: it may be NaN.
+        hash_every: steps between checks that every rank received the same reduced gradient, losses
+            and votes; 0 for never.
+        state_hash_steps: number of steps in which every byte of weights and optimizer state is
+            compared over the ranks once, a slice in each step; 0 for never.
+        audit_every: steps between two audits, in which a second rank computes a shard and the bits
+            are compared; 0 for never.
+        max_failures: number of workers that may be lost before the run is given up. Once ranks have
+            trained, workers that are given up on suspicion, as hung or slow, do not count, nor do
+            workers that were never ready.
+        strikes_max: losses of workers within a minute after which a node gets no more workers; 0
+            for never.
         heartbeat_ms: interval within which agents report; they do so every 0.8 of it.
-        lease_beats: missed reports after which a node is lost; one that is only slow, as its kernel acknowledges what
-            it is sent, has a second at least.
-        hang_steps: no phase is suspected of a hang before it has lasted as long as this many recent steps.
-        hang_floor_ms: nor before it is so much longer than the longest one of its kind. Where recoveries take longer,
-            their duration counts.
-        outside_limit_s: limit for the user's own code between two transactions, and of any phase while all ranks stand
-            still. The only rank of a job has ``collective_timeout_s``, which is longer.
-        long_limit_s: limit for a ``trainer.long_phase``, and for a compilation; 0: they may take any time.
-        balance: give slow ranks fewer shards. Without more shards than ranks there is nothing to move.
-        slow_limit: a rank whose shards take so many times longer than those of the others, by its own computation, is
-            replaced if a spare is ready on another node. 0: never.
-        slow_steps: for so many steps on end; where they are shorter than a heartbeat, for so many of these.
-        coordinator_outage_s: agents keep their workers training for so long without a coordinator.
-        startup_s: limit for starting processes, importing and building the model. Never used for a step.
-        collective_timeout_s: gloo's and NCCL's own last resort; longer than ``outside_limit_s``, or the ranks that wait
-            give up at the moment at which the one that holds them up is found.
-        transport: how state moves from a peer: ``auto`` uses shared memory on the same host, else TCP.
-        memory_copies: nodes that copy committed states into their agents' memory; 0 leaves only what workers leave.
-        copies: which states of a replicated job are copied: ``affordable``, as many as take 1 % of the training time,
-            with 30 s of work between two of them at most, or ``every_step``.
-        entries_max: a process of a sharded job that was entered so often in a row, and committed nothing, is replaced.
-            Entries that another rank found broken earlier count half.
-        replacement_s: a sharded job waits so long for a replacement before it goes on with fewer ranks, whose sums
-            have other last bits. A launch of which no node lives tries for so long to start them again.
-        node_replacements: so many lost nodes are replaced in a run: another one starts under the name of each, as soon
-            as nothing of it lives. 0: a lost node stays lost, unless a fault brings one, or no node lives.
-        rack_nodes: nodes that stand in one rack and may be lost together: ``node0`` to ``node{rack_nodes - 1}`` in the
-            first one, and so on. Copies are kept in as many racks as there are. 0: each node stands alone.
+        lease_beats: missed reports after which a node is lost. A node that is only slow, as its
+            kernel acknowledges what it is sent, has at least a second.
+        hang_steps: a phase is suspected of hanging only when it exceeds the duration of this many
+            recent steps.
+        hang_floor_ms: a phase is suspected of hanging only when it exceeds the longest phase of its
+            kind by this, or by the duration of a recovery if that is longer.
+        outside_limit_s: limit for the user's own code between two transactions, and for any phase
+            while all ranks stand still. The only rank of a job has ``collective_timeout_s``, which
+            is longer.
+        long_limit_s: limit for a ``trainer.long_phase`` and for a compilation; 0 for no limit.
+        balance: give slow ranks fewer shards. This needs more shards than ranks.
+        slow_limit: a rank is replaced if the computation of its shards takes this many times as
+            long as that of the others, and a spare is ready on another node; 0 for never. The world
+            must have three ranks or more.
+        slow_steps: number of steps on end for which a rank must be that slow, or of heartbeats if
+            steps are shorter than these.
+        coordinator_outage_s: agents keep their workers training for this long without a
+            coordinator.
+        startup_s: limit for starting processes, importing, building the model and restoring a
+            state. It also applies to the first steps, while no duration of their phases is known.
+        collective_timeout_s: the timeout of gloo and NCCL, as a last resort. It must be longer than
+            ``outside_limit_s``: the waiting ranks must not give up before the rank that holds them
+            up is found.
+        transport: how state moves from a peer: ``auto`` uses shared memory on the same host, else
+            TCP.
+        memory_copies: number of nodes that copy committed states into their agents' memory; with 0,
+            memory has no copies besides the states that ended workers leave behind.
+        copies: the states of a replicated job that are copied: ``affordable`` copies as many as
+            take 1 % of the training time, with at most 30 s of work between two copies;
+            ``every_step`` copies all.
+        entries_max: a process of a sharded job is replaced if it was entered this often in a row
+            and committed nothing. Entries that another rank found broken earlier count half.
+        replacement_s: a sharded job waits this long for a replacement before it goes on with fewer
+            ranks, which changes the last bits of sums. A launch without a live node tries to start
+            nodes again for this long.
+        node_replacements: number of lost nodes that are replaced in a run: a new node starts under
+            the name of each as soon as nothing of it lives. With 0, a lost node stays lost unless a
+            fault brings one, or no node lives.
+        rack_nodes: number of nodes that stand in one rack and may be lost together: ``node0`` to
+            ``node{rack_nodes - 1}`` in the first one, and so on. Copies are kept in as many racks
+            as there are. With 0, each node stands alone.
         fork: start workers from a warm zygote; ``False`` starts fresh interpreters.
-        disk: where the state is stored for the case that every node is lost; None stores nothing.
-        health: what follows when a node finds on itself that it is not fit to train: ``enforce`` gives it no workers,
-            ``report`` writes it down only, ``off`` does not look.
+        disk: the tier that stores the state for the case that every node is lost; None stores
+            nothing.
+        health: the action when a node finds itself unfit to train: ``enforce`` gives it no workers,
+            ``report`` only records it, ``off`` does not check.
         quarantined: nodes that are given no workers, whatever they find.
-        on_probation: nodes that are given none until they have found that they are fit.
-        elastic: between which sizes the world may move on request; None: it is of ``nodes``, as far as they are there.
-        follow: let the global batch follow the number of ranks; None: it stays, and so do the numbers.
-        remote: where snapshots of the disk tier are uploaded to.
-        resume: go on from the newest snapshot of these tiers, if there is one.
-        tell_state_at: ranks write down what tells their state from others after so many steps, as they do at the end.
-        rules: what the logs of the ranks must show, and what is done if they do not; see :mod:`chaoskit.rules`.
+        on_probation: nodes that are given no workers until they have found themselves fit.
+        elastic: the sizes between which the world may move on request; with None, the world is of
+            ``nodes``, as far as they are there.
+        follow: let the global batch follow the number of ranks; with None, the batch and the
+            optimizer's hyperparameters stay.
+        remote: the tier to which snapshots of the disk tier are uploaded; None uploads nothing.
+        resume: continue from the newest snapshot of these tiers, if there is one.
+        tell_state_at: number of steps after which the ranks record a sketch of their state, as they
+            do at the end; 0 for the end only.
+        rules: the lines that the logs of the ranks must show, and the actions if they do not; see
+            :mod:`chaoskit.rules`.
     """
 
     job: JobSpec
@@ -195,9 +231,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rules: tuple[LogRule, ...] = ()
 
     def undisturbed(self) -> RunConfig:
-        """The same run with limits of minutes: only a process that ends is taken for a failure.
+        """Return the same run with limits of minutes: only a process that ends counts as a failure.
 
-        No number of a run depends on a limit, so a reference run may take as long as a busy machine makes it.
+        No number of a run depends on a limit, so a reference run may take as long as a busy machine
+        makes it.
         """
         return msgspec.structs.replace(
             self,
@@ -209,11 +246,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def shard_count(self) -> int:
-        """V, the number of shards."""
+        """The number of shards (V)."""
         return self.shards or self.nodes_max
 
     def shards_of(self, step: int, world: int) -> int:
-        """Shards of the global batch of ``step``, if ``world`` ranks compute it."""
+        """Return the number of shards in the global batch of ``step`` for ``world`` ranks.
+
+        It is constant unless the batch follows the world.
+        """
         if self.follow is None:
             return self.shard_count
         scheduled = [shards for begin, shards in self.follow.schedule if begin <= step]
@@ -226,7 +266,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def named_shards(self) -> int:
-        """Shards of the batch that the script names: that of ``nodes`` ranks."""
+        """The number of shards of the script's own batch, the one of ``nodes`` ranks."""
         return (self.follow and self.follow.named_shards) or self.shards_of(-1, self.nodes)
 
     @property
@@ -236,18 +276,21 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def nodes_max(self) -> int:
-        """Nodes that the world may ever have."""
+        """The largest number of nodes that the world may ever have."""
         return self.elastic.max_replicas if self.elastic is not None else self.nodes
 
     def rack(self, node: str) -> str:
-        """The label of the rack in which a node stands: equal for nodes that may be lost together."""
+        """Return the label of a node's rack: it is equal for nodes that may be lost together.
+
+        A node without a number, or of a run without racks, has its own name as its label.
+        """
         stem = node.rstrip("0123456789")
         number = node.removeprefix(stem)
         return f"{stem}rack{int(number) // self.rack_nodes}" if self.rack_nodes and number else node
 
 
 def disk_directory(run_directory: str | Path, node: str) -> Path:
-    """Where the job on ``node`` writes: each node has a directory of its own."""
+    """Return the directory into which the job on ``node`` writes: each node has its own."""
     return Path(run_directory) / "disk" / node
 
 
@@ -284,27 +327,33 @@ _LEAST: dict[str, float] = {
 
 
 def typed_config(job: JobSpec, settings: Mapping[str, Any]) -> RunConfig:
-    """Make the configuration of a run from settings as a user gives them.
+    """Return the configuration of a run from settings as a user gives them.
+
+    It is not validated yet.
 
     Raises:
-        BadInput: naming the setting, or the part of one such as ``disk.keep_last``, that is not of its declared type.
+        BadInput: naming the setting, or the part of one such as ``disk.keep_last``, that is not of
+            its declared type.
     """
     types = {field.name: field.type for field in msgspec.structs.fields(RunConfig)}
     return RunConfig(
-        job=job, **{name: convert(name, value, types[name]) for name, value in settings.items()}
+        job=job, **{name: convert(name, setting, types[name]) for name, setting in settings.items()}
     )
 
 
 def validate(config: RunConfig) -> None:
-    """Refuse what cannot work.
+    """Raise BadInput for a configuration that cannot work.
+
+    The source of the job is read, and the directory of the disk tier is tried out. Nothing is
+    created or run.
 
     Raises:
         BadInput: naming the field, its value and the remedy.
     """
     for field in RunConfig.__struct_fields__:
-        value = getattr(config, field)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise BadInput(field, value, "use a finite number")
+        setting = getattr(config, field)
+        if isinstance(setting, float) and not math.isfinite(setting):
+            raise BadInput(field, setting, "use a finite number")
     for field, least in _LEAST.items():
         if getattr(config, field) < least:
             raise BadInput(field, getattr(config, field), f"use {least:g} or more")
@@ -323,7 +372,7 @@ def validate(config: RunConfig) -> None:
             require_node_name(field, name)
     if config.on_probation and config.health != "enforce":
         raise BadInput(
-            "health", config.health, "use enforce: nodes on probation prove themselves by it"
+            "health", config.health, "use enforce: nodes on probation must pass its checks"
         )
     if config.elastic is not None:
         _validate_elastic(config.elastic, config)
@@ -356,7 +405,7 @@ def validate(config: RunConfig) -> None:
 
 
 def _validate_time_limits(config: RunConfig) -> None:
-    """Refuse limits in the wrong order: a failure would be noticed by what knows least about it."""
+    """Raise BadInput if the least informed part would notice a failure first by these limits."""
     lease_s = config.heartbeat_ms * config.lease_beats / 1000
     lease = f"heartbeat_ms={config.heartbeat_ms} x lease_beats={config.lease_beats}, {lease_s:g} s"
     collective_s = config.collective_timeout_s
@@ -377,10 +426,11 @@ def _validate_time_limits(config: RunConfig) -> None:
 
 
 def _validate_elastic(policy: ElasticPolicy, config: RunConfig) -> None:
+    """Raise BadInput if the elastic policy is invalid, or the sizes of the run contradict it."""
     validate_policy(policy)
     if config.min_world > policy.min_replicas:
         raise BadInput(
-            "min_world", config.min_world, "leave it out: minReplicas of the elastic policy says it"
+            "min_world", config.min_world, "leave it out: minReplicas of the elastic policy sets it"
         )
     if config.nodes not in policy.sizes:
         raise BadInput(
@@ -391,6 +441,7 @@ def _validate_elastic(policy: ElasticPolicy, config: RunConfig) -> None:
 
 
 def _validate_follow(follow: BatchScaling, config: RunConfig) -> None:
+    """Raise BadInput if the global batch of the run cannot follow the world."""
     if follow.warmup_steps < 0:
         raise BadInput("follow.warmup_steps", follow.warmup_steps, "use 0 or more")
     if follow.schedule and config.nodes_max > 1:
@@ -398,7 +449,9 @@ def _validate_follow(follow: BatchScaling, config: RunConfig) -> None:
             "follow.schedule", follow.schedule, "leave it out: it makes the twin, which is one rank"
         )
     if config.job.sharded:
-        remedy = "leave it out: a sharded job keeps its batch, as the order of its sums hangs on it"
+        remedy = (
+            "leave it out: a sharded job keeps its batch, as the order of its sums depends on it"
+        )
         raise BadInput("follow", follow.rule, remedy)
     if config.shards % config.nodes_max:
         remedy = f"use a multiple of {config.nodes_max}, the largest world: each rank has as many if the batch follows"
@@ -406,6 +459,7 @@ def _validate_follow(follow: BatchScaling, config: RunConfig) -> None:
 
 
 def _validate_tier(field: str, tier: CheckpointTier | None) -> None:
+    """Raise BadInput if a tier cannot be used; None is no tier."""
     if tier is None:
         return
     for name in ("every_steps", "every_s", "keep_last", "keep_every", "budget_bytes"):
@@ -434,7 +488,7 @@ def _validate_tier(field: str, tier: CheckpointTier | None) -> None:
 
 
 def validate_endpoint(field: str, endpoint: str, target: str) -> None:
-    """Raises BadInput if the store of ``target`` cannot be behind this endpoint; "" is none."""
+    """Raise BadInput if the store of ``target`` cannot have this endpoint; "" is none."""
     if endpoint and not target.startswith(("s3://", "s3a://")):
         raise BadInput(field, endpoint, "leave it out: only stores behind s3://... have one")
     if endpoint and not re.fullmatch(r"https?://[^/?#\s]+/?", endpoint):

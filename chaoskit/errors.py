@@ -1,4 +1,7 @@
-"""The errors that a user of chaoskit can meet, and the one form in which bad input is refused."""
+"""The exceptions that a user of chaoskit can meet, and the form in which bad input is refused.
+
+-> ``typed.py`` refuses arguments of a wrong type. ``cli/app.py``: exit statuses of commands.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ _SHOWN_LENGTH_MAX = 300
 
 
 def shown(value: object) -> str:
-    """Return the ``repr`` of a value in one line of limited length; its type where it has no such form."""
+    """Return the ``repr`` of a value in one short line, or its type if ``repr`` fails."""
     try:
         text = " ".join(repr(value).splitlines())
     except Exception:  # noqa: BLE001  # the code of any class, and an int of thousands of digits
@@ -20,16 +23,19 @@ def shown(value: object) -> str:
 
 
 class ChaoskitError(Exception):
-    """Base of every error that chaoskit raises on purpose."""
+    """Base class of all exceptions that chaoskit raises on purpose."""
 
 
 class BadInput(ChaoskitError):
-    """Something the user wrote cannot be done. Raised before anything is started or broken.
+    """A wrong option, argument or file of the user.
+
+    It is raised before anything is started if that can be known then. Calls of the trainer raise it
+    while the job runs.
 
     Args:
         field: name of the option, argument or file that is wrong.
-        value: what it holds.
-        remedy: what to write instead, as an imperative sentence.
+        value: the value that it holds.
+        remedy: the correction, as an imperative sentence.
     """
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
@@ -45,13 +51,16 @@ class BadInput(ChaoskitError):
 
 
 def closest_name(name: object, names: Iterable[str]) -> str:
-    """Return the name that was probably meant, or "". Case, ``-`` and ``_`` do not count."""
+    """Return the name that was probably meant, or "" if none is close.
+
+    Case, ``-`` and ``_`` do not count.
+    """
     from difflib import get_close_matches
 
     letters = _letters(str(name))
     by_letters = {_letters(candidate): candidate for candidate in names}
-    exchanged = [candidate for candidate in by_letters if sorted(candidate) == sorted(letters)]
-    matches = exchanged or get_close_matches(letters, by_letters, n=1, cutoff=_SIMILARITY_MIN)
+    same_letters = [candidate for candidate in by_letters if sorted(candidate) == sorted(letters)]
+    matches = same_letters or get_close_matches(letters, by_letters, n=1, cutoff=_SIMILARITY_MIN)
     if not matches and len(letters) >= _PREFIX_LENGTH_MIN:
         longer = [candidate for candidate in by_letters if candidate.startswith(letters)]
         matches = longer if len(longer) == 1 else []
@@ -62,7 +71,7 @@ def name_remedy(name: object, names: Iterable[str], otherwise: str = "") -> str:
     """Return the remedy for a name that does not exist: ``write Kill``, or the list of all names.
 
     Args:
-        otherwise: the remedy where no name is close, instead of the list.
+        otherwise: the remedy if no name is close, instead of the list.
     """
     existing = list(names)
     if closest := closest_name(name, existing):
@@ -79,7 +88,7 @@ class JobFailed(ChaoskitError):
 
 
 class JournalFull(JobFailed):
-    """The directory of a run has had no room for its journals for too long: what is not written cannot be judged."""
+    """The directory of a run had no room for its journals, so the run cannot be judged."""
 
 
 class NonFiniteBatch(ChaoskitError):
@@ -87,15 +96,24 @@ class NonFiniteBatch(ChaoskitError):
 
 
 class HarnessError(ChaoskitError):
-    """chaoskit itself could not do its work; says nothing about the job under test."""
+    """chaoskit itself could not do its work; this says nothing about the job under test.
+
+    Subclasses name causes that lie elsewhere: in a command, or in the code of a fault.
+    """
 
 
 class CommandFailed(HarnessError):
-    """The unbroken run of a command failed. The cause is in the command, and there is no verdict."""
+    """The unbroken run of a command failed.
+
+    The cause is in the command, and there is no verdict.
+    """
 
 
 class FaultBroken(HarnessError):
-    """The code of a fault raised an exception, or yielded what is no evidence; its run is judged, and is an error."""
+    """The code of a fault raised an exception or yielded no evidence.
+
+    The run's verdict is an error.
+    """
 
 
 class Refused(ChaoskitError):
@@ -103,9 +121,10 @@ class Refused(ChaoskitError):
 
 
 def error_line(error: BaseException) -> str:
-    """Return an error in one line: its first line, the last line of what was quoted behind it, its notes and its cause.
+    """Return an error in one line: first and last line of its message, notes and cause.
 
-    A cause is left out where the error names it already, and so are notes of several lines: :func:`long_notes`.
+    An error without a message is named by its type. A cause that the message quotes is left out.
+    Notes of several lines are left to :func:`long_notes`.
     """
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     text = lines[0].rstrip(":") if lines else type(error).__name__

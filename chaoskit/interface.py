@@ -1,4 +1,8 @@
-"""The interface of a trainer: what the train function of a job gets."""
+"""The interface of a trainer, the first argument of a job's train function.
+
+-> ``runtime/step/trainer.py`` and ``runtime/step/sharded_trainer.py`` implement it, and
+``plain.py`` for the reference. ``runtime/step/transaction.py``: a step.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Trainer(Protocol):
-    """One rank's view of the run, the same for replicated and sharded jobs.
+    """The view of a rank on the run; its interface is the same for replicated and sharded jobs.
 
     Attributes:
-        seed: the run's; build the model from it.
-        device: where model and batches live.
-        disk: a directory of this node's own, for files that the job writes.
+        seed: the seed of the run; build the model from it.
+        device: the device of model and batches.
+        disk: a directory of this node alone, for files that the job writes.
     """
 
     seed: int
@@ -32,23 +36,23 @@ class Trainer(Protocol):
 
     @property
     def step(self) -> int:
-        """Committed steps; the same on every rank whenever the code of the job runs."""
+        """The number of committed steps; equal on all ranks whenever the code of the job runs."""
 
     @property
     def rank(self) -> int:
-        """Number of this process in the current world; it can change when ranks are lost."""
+        """The number of this process in the current world; it can change when ranks are lost."""
 
     @property
     def world(self) -> int:
-        """Ranks in the current world."""
+        """The number of ranks in the current world."""
 
     @property
     def worker(self) -> str:
-        """Name of this process, as in journals and logs; never used again by another one."""
+        """The name of this process in journals and logs; no other process of the run gets it."""
 
     @property
     def will_restore(self) -> bool:
-        """Whether :meth:`register` replaces every weight and buffer, so that they need no values before."""
+        """True if :meth:`register` replaces all weights and buffers, so they need no values."""
 
     def register(
         self,
@@ -58,72 +62,86 @@ class Trainer(Protocol):
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        """Name what is trained, before the first transaction.
+        """Register the model and the optimizers to train, before the first transaction.
 
         Args:
-            model: the same on every rank; of a sharded job, sharded over :meth:`mesh`.
-            optimizer: over the model's parameters. One, or several that take their steps in this order.
-            scheduler: stepped once a committed step. One, or several.
-            clip_norm: largest 2-norm of the whole reduced gradient; None leaves it as it is.
+            model: the model, equal on every rank; in a sharded job, sharded over :meth:`mesh`.
+            optimizer: an optimizer over the model's parameters, or several that take their steps in
+                this order.
+            scheduler: one or more schedulers, which are stepped once a committed step.
+            clip_norm: largest 2-norm of the whole reduced gradient; None does not clip.
 
         Raises:
-            BadInput: if the model cannot be trained so.
+            BadInput: if the model cannot be trained like this.
         """
 
     def after_update(self, function: Callable[[], object]) -> Callable[[], object]:
-        """Call ``function`` at the end of each update, behind the schedulers, as a part of the commit.
+        """Call ``function`` at the end of each update, behind the schedulers, in the commit.
 
-        The place for code that changes what is registered, such as an average of the weights: a rank that takes a step
-        over from other ranks does not call it. It runs without gradients and with the same random numbers on every
-        rank, and not for a batch that is skipped. ``trainer.step`` is the number of the step, as in the loop over its
-        shards. Several functions are called in the order in which they were given.
+        Use it for code that changes registered state, such as an average of the weights. A rank
+        that takes a step over from other ranks does not call it. It runs without gradients and with
+        the same random numbers on every rank, and not for a batch that is skipped. ``trainer.step``
+        is the number of the step, as in the loop over its shards. Several functions are called in
+        the order in which they were given.
 
         Args:
-            function: without arguments. It must do the same on every rank.
+            function: a function without arguments. It must do the same on every rank.
 
         Returns:
             ``function``, so that this method serves as a decorator.
 
         Raises:
-            BadInput: if it is called before :meth:`register` or after the first transaction was entered.
+            BadInput: if it is called before :meth:`register` or after the first transaction was
+                entered.
         """
 
     def transaction(self) -> Transaction:
-        """One attempt at the next step: ``with trainer.transaction() as step``."""
+        """Return an attempt at the next step: ``with trainer.transaction() as step``.
+
+        The step is committed after the last shard of ``step.shards``. After a fault that loop
+        continues with the shards that must be computed again.
+        """
 
     def mesh(self, **sizes: int) -> DeviceMesh:
-        """A device mesh over all ranks, for ``fully_shard``. A job that calls it is a sharded job.
+        """Return a device mesh over all ranks, for ``fully_shard``. A job that calls it is sharded.
+
+        The call is found in the source of the job. So it must be in the train function, or in a
+        function of the same file that the train function calls by name.
 
         Args:
-            sizes: its dimensions, the last one varies fastest; -1 stands for what is left. Without any: one dimension
-                ``shard``. ``mesh(replicate=2, shard=-1)`` is for HSDP.
+            sizes: the size of each dimension by its name; the last one varies fastest, and -1
+                stands for the ranks that are left. The default is one dimension ``shard``.
+                ``mesh(replicate=2, shard=-1)`` is for HSDP.
 
         Raises:
-            BadInput: if the ranks do not make up such a mesh, or the job is not a sharded one.
+            BadInput: if the ranks do not make up such a mesh, or the call is at another place.
         """
 
     def all_reduce(self, value: Any, op: str = "sum", *, shards: int | None = None) -> Any:
-        """Reduce a value over all ranks, or a function of the shard over all shards. The same result on every rank.
+        """Return the reduction of a value over all ranks, or of a function over all shards.
 
-        For code behind a transaction; so are :meth:`broadcast` and :meth:`barrier`. One call has one result on every
-        rank, whatever breaks; a rank that joins gets the results since the last commit. All ranks make the same calls.
+        It is for code between transactions, like :meth:`broadcast` and :meth:`barrier`, and all
+        ranks must make the same calls. A call has the same result on every rank, even after a
+        fault; a rank that joins gets the results since the last commit.
 
         Args:
-            value: a float, an int or a small CPU tensor: one of each rank. With ``shards`` a function that gives one
-                for a shard, 0 to ``shards - 1``; each shard is computed by one rank, after a fault by another one.
+            value: a float, an int or a small CPU tensor, one of each rank. With ``shards``, a
+                function that returns one for a shard, 0 to ``shards - 1``; each shard is computed
+                by one rank, and after a fault by another one.
             op: ``sum``, ``mean``, ``max`` or ``min``.
-            shards: so many are reduced in one order, with the same bits at every world size.
+            shards: number of shards, which are reduced in a fixed order: the result has the same
+                bits at every world size.
 
         Raises:
             BadInput: if it is called within a step, or ranks call different things.
         """
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """The value of rank ``source``, on every rank.
+        """Return the value of rank ``source`` on every rank.
 
         Args:
-            value: a float, an int or a small CPU tensor; every rank passes one, as ranks can change their numbers. Or a
-                function that gives one: only ``source`` calls it.
+            value: a float, an int or a small CPU tensor; every rank passes one, as ranks can change
+                their numbers. Or a function that returns one, which only ``source`` calls.
 
         Raises:
             BadInput: if it is called within a step, or ranks call different things.
@@ -137,18 +155,25 @@ class Trainer(Protocol):
         """
 
     def long_phase(self, name: str) -> AbstractContextManager[None]:
-        """Declare work between steps that may take any time, such as an evaluation: it is never called a hang."""
+        """Return a context for work between steps that may take any time, such as an evaluation.
+
+        It is never taken for a hang, unless it exceeds ``long_limit_s``. The journal has ``name``.
+        """
 
     def elastic_event_detected(self) -> bool:
-        """Whether the next step will be taken by another world, of which this rank is told early."""
+        """Return whether this rank knows that another world will take the next step."""
 
     def on_resize(self, callback: Callable[[Resize], object]) -> Callable[[Resize], object]:
-        """Call ``callback`` on every rank when the world has another size, before a step is committed in it."""
+        """Call ``callback`` on every rank when the size of the world has changed.
+
+        It is called before a step is committed in the new world. Return ``callback``, as the next
+        two methods do, so that they serve as decorators.
+        """
 
     def on_preempt(
         self, callback: Callable[[Preemption], object]
     ) -> Callable[[Preemption], object]:
-        """Call ``callback`` on a rank that goes because the world shrinks or its node is taken away."""
+        """Call ``callback`` on a rank that leaves: the world shrinks, or it loses its node."""
 
     def on_fault(self, callback: Callable[[RankLost], object]) -> Callable[[RankLost], object]:
-        """Call ``callback`` on the ranks that go on after a rank was lost, once for each."""
+        """Call ``callback`` on the remaining ranks, once for each rank that was lost."""

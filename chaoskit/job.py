@@ -1,4 +1,8 @@
-"""The job of a run: how it is found, and what can be checked of its source without running it."""
+"""The job of a run: its lookup, and checks of its source that do not run it.
+
+-> ``runtime/worker/process.py`` imports and calls it. ``config.py``: the other settings of a run.
+``substrate/supervisor/sources.py``: how its files reach other machines.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +22,25 @@ from chaoskit.errors import BadInput, closest_name, name_remedy
 from chaoskit.typed import require_short_names, typed_arguments
 
 #: Folders in which installed packages lie.
-_INSTALLED = {"site-packages", "dist-packages"}
+_INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 #: Package of the reference jobs, such as ``gpt``.
 _REFERENCE_JOBS = "chaoskit.fixtures.jobs."
 #: Attribute of a module that was loaded as a job, with the job's path.
-_IS_JOB = "__chaoskit_job__"
-_VALUE_LENGTH_MAX = 40  # of an option, where a message shows it in a signature
+_JOB_ATTRIBUTE = "__chaoskit_job__"
+_OPTION_LENGTH_MAX = 40  # where a message shows it in a signature
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which ``train(trainer, **options)`` to run.
+    """The function ``train(trainer, **options)`` that a run calls.
 
     Args:
         path: Python file that defines the function.
-        function: its name.
+        function: name of the function.
         module: dotted name under which the file is imported, or "" to load it by path.
         options: keyword arguments of the function; plain JSON values.
-        sharded: the job shards its state over ranks: it calls ``trainer.mesh``.
-        root: folder in which ``module`` is found, or "" where the module is installed.
+        sharded: the job shards its state over ranks: its source calls ``trainer.mesh``, as
+            :func:`validate_job` finds.
+        root: folder in which ``module`` is found, or "" if the module is installed.
     """
 
     path: str
@@ -47,34 +52,35 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
+        """The short name of the job, without its folder, for reports."""
         name = self.module if self.root else Path(self.path).stem
         return name if self.function == "train" else f"{name}:{self.function}"
 
     @property
     def folder(self) -> Path:
-        """The folder from which the job imports what is beside it."""
+        """The folder from which the job imports its own modules."""
         return Path(self.root) if self.root else Path(self.path).parent
 
     @property
     def is_installed(self) -> bool:
-        """Whether the job is imported from an installed package, such as a reference job."""
+        """True if the job is imported from an installed package, such as a reference job."""
         return bool(self.module) and not self.root
 
     def moved_to(self, folder: Path) -> JobSpec:
-        """The same job, with the content of its folder in ``folder``."""
+        """Return the same job after the content of its folder was moved to ``folder``."""
         path = folder / Path(self.path).relative_to(self.folder)
         return msgspec.structs.replace(self, path=str(path), root=str(folder) if self.root else "")
 
     @property
     def target(self) -> str:
-        """What :func:`resolve_job` finds this job by, from any directory."""
+        """The argument with which :func:`resolve_job` finds this job from any directory."""
         target = self.module.removeprefix(_REFERENCE_JOBS) or self.path
         if self.root:
             target = f"{self.root}/{target}"
         return target if self.function == "train" else f"{target}:{self.function}"
 
     def sources(self) -> list[Path]:
-        """The Python files that the job may import: those beside it, or all of its package."""
+        """Return the Python files that the job may import: its folder's, or all of its package."""
         if self.root and "." in self.module:
             return sorted((self.folder / self.module.partition(".")[0]).rglob("*.py"))
         return sorted(Path(self.path).parent.glob("*.py"))
@@ -82,13 +88,14 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @typed_arguments
 def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
-    """Find a job by name (``gpt``), file (``train.py``), module (``package.train``) or file and function.
+    """Find a job by name (``gpt``), file (``train.py``) or module (``package.train``).
 
-    A function follows a colon (``jobs.py:train_small``). A module is looked for as ``python -m`` does, in the working
-    directory first; ``folder/package.train`` looks in ``folder`` only. No code of the job is run.
+    Another function than ``train`` follows a colon (``jobs.py:train_small``). A module is searched
+    for as by ``python -m``, in the working directory first; ``folder/package.train`` is searched
+    for in ``folder`` only. No code of the job is run.
 
     Raises:
-        BadInput: if there is no such job, or it cannot be one.
+        BadInput: if there is no such job, or the file cannot be a job.
     """
     require_short_names("job", target)
     path, colon, function = target.partition(":")
@@ -116,7 +123,10 @@ def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
 
 
 def recall_job(target: str, options: dict[str, Any], *, sharded: bool) -> JobSpec:
-    """The job that has this :attr:`JobSpec.target`, without looking it up: its file may be gone."""
+    """Return the job with this :attr:`JobSpec.target`, without a lookup: its file may be gone.
+
+    The path of a module is the module's name.
+    """
     path, _, function = target.partition(":")
     root, _, module = path.rpartition("/")
     if path.endswith(".py"):
@@ -127,7 +137,10 @@ def recall_job(target: str, options: dict[str, Any], *, sharded: bool) -> JobSpe
 
 
 def reference_jobs() -> list[str]:
-    """Return the names of the reference jobs: the modules of their package that define ``train``."""
+    """Return the names of the reference jobs: the modules of their package that define ``train``.
+
+    The list is empty if the package is not installed.
+    """
     spec = importlib.util.find_spec(_REFERENCE_JOBS.rstrip("."))
     folders = spec.submodule_search_locations if spec is not None else None
     files = sorted(file for folder in folders or () for file in Path(folder).glob("*.py"))
@@ -145,6 +158,7 @@ def _scripts(folder: Path) -> list[str]:
 
 
 def _reference_job(name: str) -> JobSpec | None:
+    """Return the reference job of that name, or None if there is none."""
     module = f"{_REFERENCE_JOBS}{name}"
     try:
         spec = importlib.util.find_spec(module)
@@ -158,33 +172,42 @@ def _reference_job(name: str) -> JobSpec | None:
 
 
 def _module_job(target: str) -> JobSpec | None:
-    """The job in a module of the user, ``package.module`` or ``folder/package.module``."""
+    """Return the job in a module of the user, ``package.module`` or ``folder/package.module``.
+
+    Return None if no folder of the search path has such a module.
+    """
     folder, slash, module = target.rpartition("/")
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
         return None
     folders = [folder or "/"] if slash else ["", *sys.path, *_parents_of_package(parts[0])]
-    for root in dict.fromkeys(Path(each).resolve() for each in folders):
-        if (found := _file_of(root, parts)) is not None:
-            path, module = found
-            is_installed = not _INSTALLED.isdisjoint(path.parts)
+    for root in dict.fromkeys(Path(folder_name).resolve() for folder_name in folders):
+        if (located := _module_file(root, parts)) is not None:
+            path, module = located
+            is_installed = not _INSTALLED_FOLDERS.isdisjoint(path.parts)
             return JobSpec(str(path), module=module, root="" if is_installed else str(root))
     return None
 
 
-def _file_of(root: Path, parts: list[str]) -> tuple[Path, str] | None:
-    """The file of a module below ``root``, and its full name. A package stands for its ``__main__``, if it has one."""
-    place, module = root.joinpath(*parts), ".".join(parts)
-    if (place / "__main__.py").is_file():
-        return place / "__main__.py", f"{module}.__main__"
-    if (place / "__init__.py").is_file():
-        return place / "__init__.py", module
-    file = place.with_name(f"{parts[-1]}.py")
+def _module_file(root: Path, parts: list[str]) -> tuple[Path, str] | None:
+    """Return the file of a module below ``root`` and its full name, or None if there is none.
+
+    A package stands for its ``__main__``, if it has one.
+    """
+    path, module = root.joinpath(*parts), ".".join(parts)
+    if (path / "__main__.py").is_file():
+        return path / "__main__.py", f"{module}.__main__"
+    if (path / "__init__.py").is_file():
+        return path / "__init__.py", module
+    file = path.with_name(f"{parts[-1]}.py")
     return (file, module) if file.is_file() else None
 
 
 def _parents_of_package(name: str) -> list[str]:
-    """Folders that hold a package which an import hook finds, such as one that is installed in place."""
+    """Return the folders of a package that an import hook finds, such as an editable install.
+
+    The list is empty if no hook finds it.
+    """
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -193,12 +216,14 @@ def _parents_of_package(name: str) -> list[str]:
 
 
 def import_job(job: JobSpec) -> ModuleType:
-    """Import the module of a job, as ``python FILE`` or ``python -m MODULE`` would find what it imports.
+    """Import and return the module of a job.
 
-    Processes that the job starts, such as the workers of a ``DataLoader``, can import the module by its name.
+    The search path is that of ``python FILE`` or ``python -m MODULE``. Processes that the job
+    starts, such as the workers of a ``DataLoader``, can import the module by its name.
 
     Raises:
-        BadInput: if a package of chaoskit or of its dependencies has taken the name of the job's module.
+        BadInput: if a package of chaoskit or of its dependencies has taken the name of the job's
+            module. Errors that the module raises are raised as they are.
     """
     if not job.module or job.root:
         folder = str(job.folder)
@@ -215,8 +240,11 @@ def import_job(job: JobSpec) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
+    """Run a Python file as a module and return it, or the module that was made of it before."""
     loaded = [
-        module for module in sys.modules.values() if getattr(module, _IS_JOB, "") == str(path)
+        module
+        for module in sys.modules.values()
+        if getattr(module, _JOB_ATTRIBUTE, "") == str(path)
     ]
     if loaded:
         return loaded[0]
@@ -225,7 +253,7 @@ def _import_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    setattr(module, _IS_JOB, str(path))
+    setattr(module, _JOB_ATTRIBUTE, str(path))
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -236,7 +264,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _is_found_by_name(path: Path) -> bool:
-    """Whether ``import`` with the stem of the file finds the file, once its folder is the first on the path."""
+    """Return whether ``import STEM`` finds this file, once its folder is the first on the path."""
     name = path.stem
     if "." in name or name in sys.modules or name in sys.builtin_module_names:
         return False
@@ -245,14 +273,21 @@ def _is_found_by_name(path: Path) -> bool:
 
 
 def validate_job(job: JobSpec) -> bool:
-    """Check the source of a job. Returns whether it shards its state: it calls ``trainer.mesh``."""
+    """Check the source of a job. Return whether it shards its state: it calls ``trainer.mesh``.
+
+    The call counts in the train function, and in functions of the same file that it calls by name.
+
+    Raises:
+        BadInput: if the source cannot be read, has no train function with a loss, or does not take
+            these options.
+    """
     try:
         tree = ast.parse(Path(job.path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("job", job.path, f"name a Python file that can be read ({error})") from None
     except SyntaxError as error:
         raise BadInput(
-            "job", job.path, f"mend the syntax error in line {error.lineno}: {error.msg}"
+            "job", job.path, f"correct the syntax error in line {error.lineno}: {error.msg}"
         ) from None
     train = _function(tree, job)
     names = [argument.arg for argument in (*train.args.posonlyargs, *train.args.args)]
@@ -264,19 +299,24 @@ def validate_job(job: JobSpec) -> bool:
         raise BadInput(
             "job",
             job.path,
-            "call step.backward(loss) inside `with trainer.transaction() as step`: no loss",
+            "call step.backward(loss) inside `with trainer.transaction() as step`: "
+            "no code of this file does",
         )
-    _require_taken(train, job)
+    _require_known_options(train, job)
     _validate_options(train, job.options)
     try:
         msgspec.json.encode(job.options)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadInput("options", job.options, f"use plain JSON values: {error}") from None
-    return any(_calls(function, "mesh") for function in _reached(train, tree))
+    return any(_calls(function, "mesh") for function in _called_functions(train, tree))
 
 
 def _function(tree: ast.Module, job: JobSpec) -> ast.FunctionDef:
-    """The train function: of the module itself, as methods of classes may have its name."""
+    """Return the train function at the top level of the module: methods may have its name, too.
+
+    Raises:
+        BadInput: if there is none, or it is async.
+    """
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == job.function:
             return node
@@ -291,24 +331,24 @@ def _function(tree: ast.Module, job: JobSpec) -> ast.FunctionDef:
     raise BadInput("job", job.path, f"write {closest}: {remedy}" if closest else remedy)
 
 
-def _reached(train: ast.FunctionDef, tree: ast.Module) -> list[ast.FunctionDef]:
-    """The train function, and those of its file that it calls, at any depth."""
+def _called_functions(train: ast.FunctionDef, tree: ast.Module) -> list[ast.FunctionDef]:
+    """Return the train function and the functions of its file that it calls, at any depth."""
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    found, names = [train], {train.name}
-    for function in found:
+    reached, names = [train], {train.name}
+    for function in reached:
         called = {
             node.id for node in ast.walk(function) if isinstance(node, ast.Name)
         } & functions.keys() - names
         names |= called
-        found += [functions[name] for name in called]
-    return found
+        reached += [functions[name] for name in called]
+    return reached
 
 
 def _calls(function: ast.FunctionDef, method: str) -> bool:
-    """Whether a function calls this method of one of its arguments."""
+    """Return whether a function calls this method of one of its arguments."""
     arguments = {
-        one.arg
-        for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+        argument.arg
+        for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
     }
     return any(
         isinstance(node, ast.Call)
@@ -329,33 +369,36 @@ _PLAIN_TYPES: dict[str, set[type]] = {
 }
 
 
-def _require_taken(train: ast.FunctionDef, job: JobSpec) -> None:
-    """Refuse an option that the train function does not take, with both ways to mend that."""
+def _require_known_options(train: ast.FunctionDef, job: JobSpec) -> None:
+    """Raise BadInput, with both remedies, for an option that the train function does not take."""
     positional = [argument.arg for argument in (*train.args.posonlyargs, *train.args.args)]
-    known = {*positional[1:], *(argument.arg for argument in train.args.kwonlyargs)}
-    unknown = sorted(set(job.options) - known)
+    parameters = {*positional[1:], *(argument.arg for argument in train.args.kwonlyargs)}
+    unknown = sorted(set(job.options) - parameters)
     if not unknown or train.args.kwarg is not None:
         return
     name = unknown[0]
-    remedy = f"{train.name} takes {', '.join(sorted(known)) or 'no options'}: leave {name} out"
-    if closest := closest_name(name, known):
+    remedy = f"{train.name} takes {', '.join(sorted(parameters)) or 'no options'}: leave {name} out"
+    if closest := closest_name(name, parameters):
         remedy = f"write {closest}; {remedy}"
     if not job.is_installed and name.isidentifier() and name != positional[0]:
-        value = repr(job.options[name])
-        value = value if len(value) <= _VALUE_LENGTH_MAX else "..."
-        signature = f"def {train.name}({positional[0]}, {name}={value})"
+        option = repr(job.options[name])
+        option = option if len(option) <= _OPTION_LENGTH_MAX else "..."
+        signature = f"def {train.name}({positional[0]}, {name}={option})"
         remedy += f", or give {train.name} the parameter, as in {signature}"
     raise BadInput(f"options.{name}", job.options[name], remedy)
 
 
 def _validate_options(train: ast.FunctionDef, options: dict[str, Any]) -> None:
-    """Refuse a missing option, and one that contradicts a plain annotation: every rank would fail on it."""
+    """Raise BadInput for a missing option, or one that contradicts a plain annotation.
+
+    Every rank would fail on it.
+    """
     positional = [*train.args.posonlyargs, *train.args.args]
     optional = len(train.args.defaults)
     required = positional[1 : len(positional) - optional] if optional else positional[1:]
     required += [
-        one
-        for one, default in zip(train.args.kwonlyargs, train.args.kw_defaults, strict=True)
+        argument
+        for argument, default in zip(train.args.kwonlyargs, train.args.kw_defaults, strict=True)
         if not default
     ]
     for argument in required:
@@ -369,10 +412,10 @@ def _validate_options(train: ast.FunctionDef, options: dict[str, Any]) -> None:
         annotation = ast.unparse(argument.annotation) if argument.annotation else ""
         names = [name.strip() for name in annotation.split("|")]
         if argument.arg in options and set(names) <= set(_PLAIN_TYPES):
-            value = options[argument.arg]
-            if not any(type(value) in _PLAIN_TYPES[name] for name in names):
+            option = options[argument.arg]
+            if not any(type(option) in _PLAIN_TYPES[name] for name in names):
                 raise BadInput(
-                    f"options.{argument.arg}", value, f"use a value of type {annotation}"
+                    f"options.{argument.arg}", option, f"use a value of type {annotation}"
                 )
     for name, default in _numbers_by_default(train).items():
         if isinstance(options.get(name), str):
@@ -382,21 +425,21 @@ def _validate_options(train: ast.FunctionDef, options: dict[str, Any]) -> None:
 
 
 def _numbers_by_default(train: ast.FunctionDef) -> dict[str, int | float]:
-    """The parameters without an annotation whose default is a number."""
-    found: dict[str, int | float] = {}
+    """Return the default of each parameter that has no annotation and a number as its default."""
+    defaults: dict[str, int | float] = {}
     for argument, default in _defaults(train):
-        value = default.value if isinstance(default, ast.Constant) else None
+        number = default.value if isinstance(default, ast.Constant) else None
         if (
             argument.annotation is None
-            and isinstance(value, int | float)
-            and not isinstance(value, bool)
+            and isinstance(number, int | float)
+            and not isinstance(number, bool)
         ):
-            found[argument.arg] = value
-    return found
+            defaults[argument.arg] = number
+    return defaults
 
 
 def _has_loss(tree: ast.Module, trainer: str) -> bool:
-    """Whether the file calls ``.backward``, or hands its trainer to code elsewhere that may."""
+    """Return whether the file calls ``.backward``, or passes its trainer to code that may."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -408,45 +451,45 @@ def _has_loss(tree: ast.Module, trainer: str) -> bool:
 
 
 def stated_batches(job: JobSpec) -> list[int]:
-    """Return the global batches that the source of a job states: numbers, options with a value, and constants.
+    """Return the global batch sizes in the source of a job: numbers, options, constants.
 
-    Others are known when the job runs.
+    Computed sizes are left out, as they are known only when the job runs. The job must be valid.
     """
     tree = ast.parse(Path(job.path).read_text(encoding="utf-8"))
     train = _function(tree, job)
     constants = _constants(tree)
     defaults = {
-        one.arg: default.value
-        for one, default in _defaults(train)
+        argument.arg: default.value
+        for argument, default in _defaults(train)
         if isinstance(default, ast.Constant)
     }
     values = defaults | job.options
-    found = []
-    for function in _reached(train, tree):
+    batches = []
+    for function in _called_functions(train, tree):
         local = values if function is train else {}
         parameters = {
             node.arg for node in ast.walk(function) if isinstance(node, ast.arg)
         } - local.keys()
-        assigned = {*_stored(function), *parameters}
+        assigned = {*_assigned_names(function), *parameters}
         for expression in _batch_sizes(function):
             match expression:
-                case ast.Constant(value=value):
-                    found.append(value)
+                case ast.Constant(value=constant):
+                    batches.append(constant)
                 case ast.Name(id=name) if name not in assigned:
-                    found.append(local.get(name, getattr(constants.get(name), "value", None)))
+                    batches.append(local.get(name, getattr(constants.get(name), "value", None)))
                 case ast.Attribute(attr=name) if (
                     "SIZES" in constants
                 ):  # of the size that a reference job has chosen
-                    found.append(
+                    batches.append(
                         job.options.get(name)
                         or _batch_of_size(constants.get("SIZES"), name, values)
                     )
-    return [batch for batch in found if type(batch) is int]
+    return [batch for batch in batches if type(batch) is int]
 
 
 def _constants(tree: ast.Module) -> dict[str, ast.expr]:
     """Return the values of module-level names that are assigned once in the whole file."""
-    stored = Counter(_stored(tree))
+    stored = Counter(_assigned_names(tree))
     return {
         target.id: node.value
         for node in tree.body
@@ -456,7 +499,7 @@ def _constants(tree: ast.Module) -> dict[str, ast.expr]:
     }
 
 
-def _stored(tree: ast.AST) -> list[str]:
+def _assigned_names(tree: ast.AST) -> list[str]:
     """Return the names that code assigns to, once for each assignment."""
     return [
         node.id
@@ -483,28 +526,31 @@ def _batch_sizes(function: ast.FunctionDef) -> list[ast.expr]:
 
 
 def _defaults(train: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr]]:
-    """Return the parameters that have a default, with it."""
+    """Return the parameters that have a default, each with its default."""
     positional = [*train.args.posonlyargs, *train.args.args]
     optional = positional[len(positional) - len(train.args.defaults) :]
     named = zip(train.args.kwonlyargs, train.args.kw_defaults, strict=True)
     return [
         *zip(optional, train.args.defaults, strict=True),
-        *((one, value) for one, value in named if value),
+        *((argument, default) for argument, default in named if default),
     ]
 
 
 def _batch_of_size(sizes: ast.expr | None, field: str, values: dict[str, Any]) -> Any:
-    """Return a field of the entry of ``SIZES`` that the option ``size`` names, as the reference jobs have it."""
+    """Return a field of the entry of ``SIZES`` that the option ``size`` names; None if it has none.
+
+    Reference jobs have such a constant.
+    """
     if not isinstance(sizes, ast.Dict):
         return None
-    for key, entry in zip(sizes.keys, sizes.values, strict=True):
+    for key, fields in zip(sizes.keys, sizes.values, strict=True):
         if (
             isinstance(key, ast.Constant)
             and key.value == values.get("size")
-            and isinstance(entry, ast.Call)
+            and isinstance(fields, ast.Call)
         ):
             named = {
-                keyword.arg: getattr(keyword.value, "value", None) for keyword in entry.keywords
+                keyword.arg: getattr(keyword.value, "value", None) for keyword in fields.keywords
             }
             return named.get(field)
     return None

@@ -1,4 +1,7 @@
-"""The names of nodes: labels of RFC 1123, which hosts, pods and control groups can have, too."""
+"""The names of nodes: labels of RFC 1123, as for hosts, pods and control groups.
+
+-> ``substrate/cluster/supervised.py`` (``node_names``): the names of the nodes of a run.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,18 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 
 def is_node_name(name: object) -> bool:
-    """Whether a node can have this name."""
+    """Return whether a node can have this name."""
     return isinstance(name, str) and _LABEL.fullmatch(name) is not None
 
 
 def require_node_name(field: str, name: object) -> None:
-    """Raises BadInput if no node can have this name."""
+    """Raise BadInput if no node can have this name."""
     if not is_node_name(name):
         raise BadInput(field, name, f"name a node, such as node2: {GRAMMAR}")
 
 
 def name_of_this_machine() -> str:
-    """The first label of the host's name, in lower case.
+    """Return the first label of the host's name, in lower case.
 
     Raises:
         BadInput: if no node can have that name.

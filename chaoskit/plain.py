@@ -1,9 +1,14 @@
-"""A job trained by plain PyTorch in one process: what a run is compared with that shares no code with the runtime.
+"""The training of a job by plain PyTorch in one process, as an independent reference for runs.
 
-``python -m chaoskit.plain REQUEST ANSWER`` reads a :class:`Request` and writes a :class:`PlainAnswer`, both JSON. The
-process imports torch and the job, and nothing of ``chaoskit.runtime``, ``chaoskit.checkpoint`` or ``chaoskit.agent``:
-what these do wrong in every run, also in the unbroken one, is not done here. The rules that a run promises are stated
-here once more: the samples and the seed of a shard, the order of the sum, the mean of the losses.
+``python -m chaoskit.plain REQUEST ANSWER`` reads a :class:`Request` and writes a
+:class:`PlainAnswer`, both JSON. The process imports torch and the job, and nothing of
+``chaoskit.runtime``, ``chaoskit.checkpoint`` or ``chaoskit.agent``: a mistake that these make in
+every run, even in the unbroken one, is not made here. So the rules that a run promises are
+implemented here a second time: the samples and the seed of a shard, the order of the sum, the mean
+of the losses.
+
+-> ``experiment/reference/plain_process.py`` starts it. ``experiment/judge/comparison.py``: how a
+run is compared with its answer.
 """
 
 from __future__ import annotations
@@ -27,14 +32,14 @@ import msgspec
 
 from chaoskit.job import JobSpec, import_job
 
-#: Packages of which nothing may be loaded in this process.
+#: Packages under test, of which no module may be loaded in this process.
 UNDER_TEST = (
     "chaoskit.agent",
     "chaoskit.checkpoint",
     "chaoskit.coordinator",
     "chaoskit.daemon",
     "chaoskit.logs",
-    "chaoskit.process.heartbeat_page",
+    "chaoskit.process.progress_board",
     "chaoskit.runtime",
     "chaoskit.wire.announcements",
     "chaoskit.wire.lease",
@@ -42,14 +47,19 @@ UNDER_TEST = (
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to be trained.
+    """A training to repeat.
 
     Attributes:
-        samples: step -> shard -> indices into the dataset, as the run has named them.
-        seeds: further seeds with which two orders of summation are compared; see :attr:`PlainAnswer.spread`.
-        orders: numbers of further orders of summation whose final states are compared; see :attr:`PlainAnswer.floor`.
-        budget_s: no further order is tried for longer, once there is one.
-        skips: whether a step whose numbers are not finite is skipped.
+        job: the job.
+        seed: the seed of the run.
+        samples: step -> shard -> indices into the dataset, as the run has recorded them.
+        seeds: further seeds with which two orders of summation are compared; see
+            :attr:`PlainAnswer.spread`.
+        orders: numbers of further orders of summation of which the final states are compared; see
+            :attr:`PlainAnswer.floor`. Not used if there are ``seeds``.
+        budget_s: time in which further orders may begin, the usual one included. The first further
+            one is tried however long it takes.
+        skips: True if a step with gradients that are not finite is skipped.
     """
 
     job: JobSpec
@@ -62,22 +72,26 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlainAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of it.
+    """The result of a training.
 
     Attributes:
-        losses: of the steps, from 0; None of one that was skipped.
-        misdealt: the first samples that are not those which seed and dataset give; empty if all are.
-        state: path -> numbers of each tensor behind the last step; see :mod:`chaoskit.sketch`. Of a sharded job
-            without buffers, which are each rank's own.
-        spread: by step, the largest relative difference between the losses of two orders of summation; empty if no
-            seeds were given.
-        floor: by path of a tensor, the largest 2-norm of the difference between its final values in the usual order of
-            summation and in another one, of one seed or of each; at least a unit in the last place of its largest
-            value.
-        orders: how many such pairs there were time for.
-        rates: learning rates behind the last step, by group of parameters.
-        is_steady: whether rates, schedules and counts were the same in all orders.
-        reason: why nothing can be said; empty if everything was trained.
+        run_id: a new identifier.
+        losses: losses of the steps, from step 0; None for a step that was skipped.
+        state: path -> sketch of each tensor after the last step; see :mod:`chaoskit.sketch`. For a
+            sharded job it has no buffers, as each rank has its own.
+        spread: step -> the largest relative difference between the losses of two orders of
+            summation; empty if no seeds were given.
+        floor: path of a tensor -> the largest 2-norm of the difference between its final values in
+            the usual order of summation and in another one, for one seed or for each; at least a
+            unit in the last place of its largest value.
+        orders: number of such pairs for which there was time.
+        is_steady: True if rates, schedules and counts were equal in all orders; False without
+            orders.
+        rates: learning rates after the last step, by group of parameters.
+        misdealt: the first samples that differ from those which seed and dataset give; empty if
+            none do.
+        reason: the reason why there is no result; empty if everything was trained. With a reason,
+            all fields before it except ``run_id`` are empty or 0.
     """
 
     run_id: str
@@ -93,77 +107,87 @@ class PlainAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CannotTell(Exception):
-    """Plain PyTorch in one process does not show what this job does on several ranks."""
+    """Plain PyTorch in one process cannot reproduce this job, for the reason in the message."""
 
 
-class _Enough(BaseException):
-    """All steps were taken; leaves the train function."""
+class _AllStepsTaken(BaseException):
+    """Raised when all steps were taken, to leave the train function."""
 
 
 class _OutOfTime(BaseException):
-    """The time is over; leaves the train function."""
+    """Raised when the time is over, to leave the train function."""
 
 
 @dataclass(frozen=True)
 class PlainShard:
-    """A slice of the global batch, as :class:`chaoskit.Shard`."""
+    """A slice of the global batch, like :class:`chaoskit.Shard`."""
 
     index: int
     samples: list[int]
     batch: Any
 
 
-def in_halves(parts: Sequence[Any]) -> Any:
-    """Sum in the order that every world size has: left half plus right half, cut at a power of two."""
+def sum_in_halves(parts: Sequence[Any]) -> Any:
+    """Return the sum in the order of runs: left half plus right half, cut at a power of two."""
     if len(parts) == 1:
         return parts[0]
     middle = 1 << (len(parts) - 1).bit_length() - 1
-    return in_halves(parts[:middle]) + in_halves(parts[middle:])
+    return sum_in_halves(parts[:middle]) + sum_in_halves(parts[middle:])
 
 
-def dealt(size: int, seed: int, first: int, count: int) -> list[int]:
-    """Samples ``first`` to ``first + count`` of all that are ever dealt of a dataset: a new order in each epoch."""
+def dealt_samples(size: int, seed: int, first: int, count: int) -> list[int]:
+    """Return ``count`` samples, from place ``first``, of all that are ever dealt of a dataset.
+
+    Each epoch has a new order.
+    """
     return [_shuffled(size, seed, *divmod(place, size)) for place in range(first, first + count)]
 
 
 def _shuffled(size: int, seed: int, epoch: int, place: int) -> int:
-    """What stands at a place of an epoch's order: 8 rounds of a Feistel network, again while it is out of range."""
+    """Return the sample at a place of an epoch's order.
+
+    The place goes through 8 rounds of a Feistel network, repeatedly while the result is out of
+    range.
+    """
     bits = max(6, (size - 1).bit_length())
     low_bits = bits // 2
     low_mask, high_mask = (1 << low_bits) - 1, (1 << bits - low_bits) - 1
     digest = hashlib.blake2b(f"{size},{seed},{epoch}".encode(), digest_size=64).digest()
     keys = [int.from_bytes(digest[start : start + 8], "little") for start in range(0, 64, 8)]
-    value = place
+    mixed = place
     while True:
-        high, low = value >> low_bits, value & low_mask
-        for one, other in zip(keys[::2], keys[1::2], strict=True):
-            high ^= _mixed(low + one) & high_mask
-            low ^= _mixed(high + other) & low_mask
-        value = high << low_bits | low
-        if value < size:
-            return value
+        high, low = mixed >> low_bits, mixed & low_mask
+        for high_key, low_key in zip(keys[::2], keys[1::2], strict=True):
+            high ^= _mixed(low + high_key) & high_mask
+            low ^= _mixed(high + low_key) & low_mask
+        mixed = high << low_bits | low
+        if mixed < size:
+            return mixed
 
 
-def _mixed(value: int) -> int:
-    """The finalizer of SplitMix64."""
-    value &= 2**64 - 1
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-    value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
-    return value ^ value >> 31
+def _mixed(bits: int) -> int:
+    """Return the finalizer of SplitMix64 of an integer."""
+    bits &= 2**64 - 1
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
+    return bits ^ bits >> 31
 
 
-def as_drawn(parts: Sequence[Any], chance: random.Random) -> Any:
-    """Sum two parts at a time, drawn by chance, until one is left: another order, for the size of rounding errors."""
-    left = list(parts)
-    while len(left) > 1:
-        one = left.pop(chance.randrange(len(left)))
-        other = left.pop(chance.randrange(len(left)))
-        left.append(one + other)
-    return left[0]
+def sum_in_random_order(parts: Sequence[Any], generator: random.Random) -> Any:
+    """Return the sum in a random order, to show the size of rounding errors.
+
+    Two parts, drawn at random, are replaced by their sum until one part is left.
+    """
+    remaining = list(parts)
+    while len(remaining) > 1:
+        first = remaining.pop(generator.randrange(len(remaining)))
+        second = remaining.pop(generator.randrange(len(remaining)))
+        remaining.append(first + second)
+    return remaining[0]
 
 
 def clip_as_one(parameters: Sequence[Any], clip_norm: float) -> None:
-    """As ``clip_grad_norm_``, with the norm of one long vector: another order of that sum, too."""
+    """Clip like ``clip_grad_norm_``, by the norm of one long vector: another order of that sum."""
     import torch
 
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -174,12 +198,15 @@ def clip_as_one(parameters: Sequence[Any], clip_norm: float) -> None:
 
 
 class PlainTrainer:
-    """The interface of :class:`chaoskit.Trainer`, for one process that has all shards.
+    """A :class:`chaoskit.Trainer` for one process that has all shards.
 
     Args:
+        seed: the seed of the run.
         samples: step -> shard -> indices into the dataset.
-        order: 0 to sum the gradients of the shards, and their norm, as runs do; else the number of another order.
-        give_up_s: on the monotonic clock, when the job is left.
+        disk: a directory for files that the job writes.
+        order: 0 to sum the gradients of the shards, and their norm, as runs do; else the number of
+            another order.
+        give_up_s: time on the monotonic clock; the first transaction after it leaves the job.
         skips: see :attr:`Request.skips`.
     """
 
@@ -202,17 +229,22 @@ class PlainTrainer:
         self.misdealt = ""
         self._skips = skips
         self._samples, self._give_up_s = samples, give_up_s
-        self._chance = random.Random(order) if order else None
+        self._random = random.Random(order) if order else None
         self._calls = 0
         self._shard_losses: list[Any] = []
         self._after_update: list[Callable[[], object]] = []
 
-    # -- what is trained ------------------------------------------------------------------------------------------
+    # -- what is trained ---------------------------------------------------------------------------
 
     def register(
         self, *, model: Any, optimizer: Any, scheduler: Any = None, clip_norm: float | None = None
     ) -> None:
-        """Name what is trained."""
+        """Register the model, its optimizers and schedulers, and the norm to clip to.
+
+        Args:
+            optimizer, scheduler: one, or several that take their steps in this order.
+            clip_norm: largest 2-norm of the summed gradient; None leaves it as it is.
+        """
         self._model, self._clip_norm = model, clip_norm
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         schedulers = [] if scheduler is None else scheduler
@@ -222,27 +254,49 @@ class PlainTrainer:
         ]
 
     def after_update(self, function: Callable[[], object]) -> Callable[[], object]:
-        """Call ``function`` at the end of each update."""
+        """Call ``function`` at the end of each update; a step that is skipped has none.
+
+        Return ``function``, so that this can be used as a decorator.
+        """
         self._after_update.append(function)
         return function
 
     def transaction(self) -> PlainTransaction:
-        """One step."""
+        """Return the next step.
+
+        After the last one, or when the time is over, an exception leaves the train function.
+
+        Raises:
+            _AllStepsTaken: if there is no further step.
+            _OutOfTime: if the time is over.
+        """
         if self.step == len(self._samples):
-            raise _Enough
+            raise _AllStepsTaken
         if time.monotonic() > self._give_up_s:
             raise _OutOfTime
         return PlainTransaction(self)
 
     def shards(self, dataset: Any) -> Iterator[PlainShard]:
-        """All shards of the step; behind the last one the step is taken."""
+        """Yield all shards of the step.
+
+        After the last one the gradients are summed and clipped, optimizers and schedulers are
+        stepped, and the functions of :meth:`after_update` are called. The mean loss of the shards
+        is added to ``losses``, and ``step`` grows by one.
+
+        With ``skips``, a step whose summed gradients are not finite updates nothing, and adds None
+        to ``losses``. ``step`` grows by one as well.
+
+        Raises:
+            CannotTell: if a loop body calls no ``step.backward(loss)``, or the forward pass changes
+                a buffer. Also if the loss is not finite and the step is not skipped.
+        """
         import torch
 
         before = self._buffers()
         parts, losses = list[list[Any]](), list[float]()
         for index, samples in enumerate(self._samples[self.step]):
-            if not self.misdealt and self._chance is None:
-                self._look_at(len(dataset), index, samples)
+            if not self.misdealt and self._random is None:
+                self._compare_samples(len(dataset), index, samples)
             seed_all(self.seed, self.step, index)
             self._clear()
             self._shard_losses = []
@@ -267,10 +321,10 @@ class PlainTrainer:
         self.step += 1
         self._calls = 0
 
-    def _look_at(self, size: int, index: int, samples: Sequence[int]) -> None:
-        """Compare the samples that the run has named for a shard with those that it had to take."""
+    def _compare_samples(self, size: int, index: int, samples: Sequence[int]) -> None:
+        """Set ``misdealt`` if the recorded samples of a shard differ from the expected ones."""
         number = self.step * len(self._samples[self.step]) + index
-        expected = dealt(size, self.seed, number * len(samples), len(samples))
+        expected = dealt_samples(size, self.seed, number * len(samples), len(samples))
         if expected != list(samples):
             self.misdealt = f"step {self.step}, shard {index}: {list(samples)[:4]}... instead of {expected[:4]}..."
 
@@ -282,33 +336,45 @@ class PlainTrainer:
             parameter.grad = None
 
     def backward(self, loss: Any) -> None:
-        """The gradients of one shard."""
+        """Add the gradients of one shard's loss to the parameters, and note the loss.
+
+        The gradients are divided by the number of shards, and the noted loss is not.
+        """
         (loss / len(self._samples[self.step])).backward()
         self._shard_losses.append(loss.detach())
 
     def _reduce(self, parts: list[list[Any]]) -> None:
+        """Set the gradient of each parameter to the sum over the shards.
+
+        Args:
+            parts: gradients by shard and parameter.
+        """
         for parameter, gradients in zip(self._parameters, zip(*parts, strict=True), strict=True):
             parameter.grad = self._total(gradients)
 
     def _is_finite(self) -> bool:
-        """Whether every value of the summed gradients is a finite number."""
+        """Return whether every value of the summed gradients is a finite number."""
         import torch
 
         return all(
-            bool(torch.isfinite(one.grad).all()) for one in self._parameters if one.grad is not None
+            bool(torch.isfinite(param.grad).all())
+            for param in self._parameters
+            if param.grad is not None
         )
 
     def _update(self) -> None:
+        """Clip the gradients, step optimizers and schedulers, and call the user's functions."""
         from torch.nn.utils import clip_grad_norm_
 
         if self._clip_norm is not None:
-            clip = clip_as_one if self._chance else clip_grad_norm_
+            clip = clip_as_one if self._random else clip_grad_norm_
             clip(self._parameters, self._clip_norm)
         for stepped in (*self._optimizers, *self._schedulers):
             stepped.step()
         self._run_after_update()
 
     def _run_after_update(self) -> None:
+        """Call the functions of ``after_update`` with the seed of runs, and without gradients."""
         import torch
 
         if self._after_update:
@@ -318,74 +384,90 @@ class PlainTrainer:
                     function()
 
     def _total(self, gradients: Sequence[Any]) -> Any:
-        """Over the shards; one that a shard did not give counts as zeros, unless no shard gave one."""
+        """Return the sum of a parameter's gradients over the shards, or None if no shard has one.
+
+        A missing gradient counts as zeros.
+        """
         import torch
 
-        given = [gradient for gradient in gradients if gradient is not None]
-        if not given:
+        present = [gradient for gradient in gradients if gradient is not None]
+        if not present:
             return None
-        wide = torch.promote_types(given[0].dtype, torch.float32)
+        wide_dtype = torch.promote_types(present[0].dtype, torch.float32)
         parts = [
-            torch.zeros_like(given[0]) if gradient is None else gradient for gradient in gradients
+            torch.zeros_like(present[0]) if gradient is None else gradient for gradient in gradients
         ]
-        wide_parts = [part.to(wide) for part in parts]
-        total = as_drawn(wide_parts, self._chance) if self._chance else in_halves(wide_parts)
-        return total.to(given[0].dtype)
+        wide_parts = [part.to(wide_dtype) for part in parts]
+        total = (
+            sum_in_random_order(wide_parts, self._random)
+            if self._random
+            else sum_in_halves(wide_parts)
+        )
+        return total.to(present[0].dtype)
 
     def state(self) -> dict[str, Any]:
-        """Every tensor of the model and its optimizers, under the path that it has in journals."""
+        """Return every tensor of the model and its optimizers, by its path in journals.
+
+        The tensors are not copied: a later step changes them.
+        """
         state = self.weights() | self.buffers() | self.slots()
-        return {path: one.detach() for path, one in state.items()}
+        return {path: tensor.detach() for path, tensor in state.items()}
 
     def weights(self) -> dict[str, Any]:
-        return {f"model/{name}": one for name, one in self._model.named_parameters()}
+        """Return the parameters of the model by their path."""
+        return {f"model/{name}": parameter for name, parameter in self._model.named_parameters()}
 
     def buffers(self) -> dict[str, Any]:
-        return {f"model/{name}": one for name, one in self._model.named_buffers()}
+        """Return the buffers of the model by their path."""
+        return {f"model/{name}": buffer for name, buffer in self._model.named_buffers()}
 
     def slots(self) -> dict[str, Any]:
-        """What the optimizers keep of each parameter."""
+        """Return the tensors that the optimizers keep for each parameter, by their path."""
         owned = [
-            (one, parameter)
-            for one in self._optimizers
-            for group in one.param_groups
+            (optimizer, parameter)
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
             for parameter in group["params"]
         ]
         slots: dict[str, Any] = {}
         for index, (optimizer, parameter) in enumerate(owned):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                slots |= dict(_tensors_in(value, f"optimizer/{index}/{key}"))
+            for key, slot in optimizer.state.get(parameter, {}).items():
+                slots |= dict(_tensors_in(slot, f"optimizer/{index}/{key}"))
         return slots
 
     def rates(self) -> list[float]:
-        """Of each group of parameters that has one."""
-        groups = [group for one in self._optimizers for group in one.param_groups]
+        """Return the learning rate of each group of parameters that has one."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         return [float(group["lr"]) for group in groups if "lr" in group]
 
     def numbers(self) -> str:
-        """Rates, schedules and counts: what optimizers and schedulers keep that is no tensor, in words."""
+        """Return rates, schedules and counts as text: all state that is no tensor."""
         groups = [
-            {name: value for name, value in group.items() if name != "params"}
-            for one in self._optimizers
-            for group in one.param_groups
+            {name: setting for name, setting in group.items() if name != "params"}
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
         ]
         counts = [
-            value
-            for one in self._optimizers
-            for group in one.param_groups
+            slot
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
             for parameter in group["params"]
-            for value in one.state.get(parameter, {}).values()
-            if not dict(_tensors_in(value, ""))
+            for slot in optimizer.state.get(parameter, {}).values()
+            if not dict(_tensors_in(slot, ""))
         ]
-        return repr((groups, counts, [one.state_dict() for one in self._schedulers]))
+        return repr((groups, counts, [scheduler.state_dict() for scheduler in self._schedulers]))
 
-    # -- what else a job may call ---------------------------------------------------------------------------------
+    # -- what else a job may call ------------------------------------------------------------------
 
     def mesh(self, **sizes: int) -> None:
-        """No mesh: the model stays whole, as ``fully_shard`` does nothing in this process."""
+        """Return None: the model stays whole, as ``fully_shard`` does nothing here."""
 
     def all_reduce(self, value: Any, op: str = "sum", *, shards: int | None = None) -> Any:
-        """Of all shards; values of other ranks are not known here."""
+        """Return the sum or the mean of a function of the shard over all shards.
+
+        Raises:
+            CannotTell: for values of ranks, which do not exist here, and for ``max`` and ``min``.
+        """
         if shards is None or not callable(value):
             self._refuse("all_reduce with one value of each rank")
         number, self._calls = self._calls, self._calls + 1
@@ -395,33 +477,40 @@ class PlainTrainer:
             parts.append(value(shard))
         if op in ("max", "min"):
             self._refuse(f"all_reduce with op={op!r}")
-        total = in_halves(parts)
+        total = sum_in_halves(parts)
         return total / shards if op == "mean" else total
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """The value of rank 0."""
+        """Return the value, or the result of a function that is called, of rank 0.
+
+        Raises:
+            CannotTell: for another source.
+        """
         if source != 0:
             self._refuse(f"broadcast from rank {source}")
         self._calls += 1
         return value() if callable(value) else value
 
     def barrier(self) -> None:
-        """There is no other rank."""
+        """Count the call, which seeds later ones; there is no other rank to wait for."""
         self._calls += 1
 
     def _refuse(self, what: str) -> NoReturn:
         raise CannotTell(f"the job calls trainer.{what}")
 
     def long_phase(self, name: str) -> AbstractContextManager[None]:
-        """Nothing waits for this process."""
+        """Return a context that does nothing: no limit applies to this process."""
         return nullcontext()
 
     def elastic_event_detected(self) -> bool:
-        """The world never changes."""
+        """Return False: the world never changes."""
         return False
 
     def on_resize(self, callback: Any) -> Any:
-        """Never called; so are the next two."""
+        """Return the callback, which is never called: no rank is lost here.
+
+        ``on_preempt`` and ``on_fault`` are this method as well.
+        """
         return callback
 
     on_preempt = on_fault = on_resize
@@ -435,17 +524,20 @@ class PlainTransaction:
 
     @property
     def number(self) -> int:
-        """Number of the step, from 0."""
+        """The number of the step, from 0."""
         return self._trainer.step
 
     def shards(
         self, dataset: Any, *, batch_size: int, prefetch: bool = False
     ) -> Iterator[PlainShard]:
-        """All shards of the step."""
+        """Return an iterator over all shards of the step; see :meth:`PlainTrainer.shards`.
+
+        ``batch_size`` and ``prefetch`` are not used: the recorded samples make up the batches.
+        """
         return self._trainer.shards(dataset)
 
     def backward(self, loss: Any) -> None:
-        """The gradients of one shard."""
+        """Run the backward pass of ``loss``, and add it and its gradients to those of the shard."""
         self._trainer.backward(loss)
 
     def __enter__(self) -> PlainTransaction:
@@ -457,21 +549,24 @@ class PlainTransaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the step was taken by the iterator over its shards."""
 
 
 def _tensors_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield each tensor of a value that an optimizer keeps, with its path, as journals have it."""
+    """Yield each tensor in a value of an optimizer's state, with its path in journals."""
     if hasattr(value, "detach"):
         yield path, value
     elif type(value) in (dict, list, tuple):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             name = str(key).replace("%", "%25").replace("/", "%2F").replace(".", "%2E")
-            yield from _tensors_in(item, f"{path}/{name}")
+            yield from _tensors_in(part, f"{path}/{name}")
 
 
 def seed_all(*key: int) -> None:
-    """Seed torch, random and NumPy from integers: the first 8 bytes of BLAKE2b over them, without the last bit."""
+    """Seed torch, random and, if it is imported, NumPy from integers.
+
+    The seed is the first 8 bytes of BLAKE2b over them, without the last bit.
+    """
     import torch
 
     digest = hashlib.blake2b(",".join(map(str, key)).encode(), digest_size=8).digest()
@@ -483,28 +578,36 @@ def seed_all(*key: int) -> None:
 
 
 def load(dataset: Any, samples: Sequence[int]) -> Any:
-    """The batch of these samples, as ``DataLoader`` makes it."""
+    """Return the batch of these samples, collated as by ``DataLoader``.
+
+    A batch that ``__getitems__`` of the dataset returns is collated only if it is a list.
+    """
     from torch.utils.data import default_collate
 
-    many = getattr(dataset, "__getitems__", None)
-    batch = many(list(samples)) if many is not None else [dataset[index] for index in samples]
+    load_many = getattr(dataset, "__getitems__", None)
+    batch = (
+        load_many(list(samples)) if load_many is not None else [dataset[index] for index in samples]
+    )
     return default_collate(batch) if isinstance(batch, list) else batch
 
 
-# -- the process --------------------------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------------------
 
 
 def answer(request: Request) -> PlainAnswer:
-    """Train what ``request`` names."""
+    """Train the job of ``request`` and return the result.
+
+    A failure of the job, or an import of a package under test, becomes the result's reason; the
+    result then has no losses. ``fully_shard`` and ``time.sleep`` are replaced in
+    this process, and torch uses one thread.
+    """
     import torch
 
     torch.set_num_threads(1)
     fsdp = importlib.import_module("torch.distributed.fsdp")
     vars(fsdp)["fully_shard"] = _keep_whole  # before the job imports it
     sleep = time.sleep
-    vars(time)["sleep"] = lambda _: sleep(
-        0.0
-    )  # nothing waits for this process: a job that paces itself is hurried
+    vars(time)["sleep"] = lambda _: sleep(0.0)  # a job that paces itself with sleeps is sped up
     run_id = uuid.uuid4().hex
     try:
         train = _load_train(request.job)
@@ -530,7 +633,7 @@ def answer(request: Request) -> PlainAnswer:
 
 
 def _numbers(trainer: PlainTrainer, job: JobSpec) -> dict[str, list[float]]:
-    """See :attr:`PlainAnswer.state`."""
+    """Return the sketches of the final state; see :attr:`PlainAnswer.state`."""
     from chaoskit.sketch import TensorBox, sketch  # imports torch
 
     buffers = trainer.buffers()
@@ -545,28 +648,39 @@ def _numbers(trainer: PlainTrainer, job: JobSpec) -> dict[str, list[float]]:
 def _spread(
     train: Callable[..., None], request: Request, usual: dict[str, Any]
 ) -> tuple[list[float], dict[str, float]]:
-    """Of the losses and of the final state; see :attr:`PlainAnswer.spread` and :attr:`PlainAnswer.floor`."""
+    """Return the spread of the losses and the floor of the final state, over all seeds.
+
+    See :attr:`PlainAnswer.spread` and :attr:`PlainAnswer.floor`.
+    """
     spread, floor = (
         [0.0] * len(request.samples),
         {path: _unit(tensor) for path, tensor in usual.items()},
     )
     for seed in request.seeds:
-        one, other = (_train(train, request, seed, order=order) for order in (0, 1))
-        for step, (loss, another) in enumerate(zip(one.losses, other.losses, strict=True)):
-            if loss is not None and another is not None:
-                spread[step] = max(spread[step], abs(loss - another) / max(1.0, abs(loss)))
-        floor = _wider(floor, one.state(), other.state())
+        trainer, trainer_reordered = (_train(train, request, seed, order=order) for order in (0, 1))
+        for step, (loss, other_loss) in enumerate(
+            zip(trainer.losses, trainer_reordered.losses, strict=True)
+        ):
+            if loss is not None and other_loss is not None:
+                spread[step] = max(spread[step], abs(loss - other_loss) / max(1.0, abs(loss)))
+        floor = _wider(floor, trainer.state(), trainer_reordered.state())
     return spread, floor
 
 
-def _wider(floor: dict[str, float], one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
-    return {path: max(known, _apart(one[path], other[path])) for path, known in floor.items()}
+def _wider(
+    floor: dict[str, float], first: dict[str, Any], other: dict[str, Any]
+) -> dict[str, float]:
+    """Return ``floor``, raised to the difference between two states where that is larger."""
+    return {path: max(norm, _distance(first[path], other[path])) for path, norm in floor.items()}
 
 
 def _floor(
     train: Callable[..., None], request: Request, usual: PlainTrainer, give_up_s: float
 ) -> tuple[dict[str, float], int, bool]:
-    """See the fields ``floor``, ``orders`` and ``is_steady`` of :class:`PlainAnswer`. One order is always tried."""
+    """Return the fields ``floor``, ``orders`` and ``is_steady`` of :class:`PlainAnswer`.
+
+    At least one order is tried, however long it takes.
+    """
     state, is_steady = usual.state(), True
     floor = {path: _unit(tensor) for path, tensor in state.items()}
     for count, order in enumerate(request.orders):
@@ -581,7 +695,10 @@ def _floor(
 
 
 def _unit(tensor: Any) -> float:
-    """A unit in the last place of a tensor's largest finite value: of bfloat16 ten orders may show no rounding."""
+    """Return a unit in the last place of a tensor's largest finite value.
+
+    Ten orders may show no rounding in bfloat16, so the floor must not be less than this.
+    """
     import torch
 
     if not tensor.is_floating_point() or not tensor.numel():
@@ -590,19 +707,23 @@ def _unit(tensor: Any) -> float:
     return float(largest) * torch.finfo(tensor.dtype).eps
 
 
-def _apart(one: Any, other: Any) -> float:
-    """2-norm of the difference of two tensors; 0 where it is not finite, which is for another check to say."""
+def _distance(first: Any, other: Any) -> float:
+    """Return the 2-norm of the difference of two tensors, or 0 if it is not finite."""
     import torch
 
     difference = torch.where(
-        one == other, 0.0, one.double() - other.double()
+        first == other, 0.0, first.double() - other.double()
     )  # infinities may be equal
     norm = float(torch.linalg.vector_norm(difference))
     return norm if math.isfinite(norm) else 0.0
 
 
 def _keep_whole(module: Any, *, mp_policy: Any = None, **_: Any) -> Any:
-    """Take the place of ``fully_shard``."""
+    """Return the module as it is; takes the place of ``fully_shard``.
+
+    Raises:
+        CannotTell: if a mixed precision is set, which one process cannot reproduce.
+    """
     types = ("param_dtype", "reduce_dtype", "output_dtype")
     if any(getattr(mp_policy, name, None) is not None for name in types):
         raise CannotTell("fully_shard has a mixed precision, of which one process knows nothing")
@@ -622,6 +743,15 @@ def _train(
     order: int = 0,
     give_up_s: float = math.inf,
 ) -> PlainTrainer:
+    """Call the train function until all steps are taken, and return its trainer.
+
+    A function that returns early gives a trainer with fewer losses. Exceptions of the job are
+    raised.
+
+    Raises:
+        _OutOfTime: if a transaction is begun after ``give_up_s``.
+        CannotTell: if one process cannot reproduce the job.
+    """
     with tempfile.TemporaryDirectory(prefix="chaoskit-plain-") as directory:
         disk = Path(directory) / "node0"
         disk.mkdir()
@@ -629,13 +759,13 @@ def _train(
         trainer = PlainTrainer(seed, request.samples, disk, **options)
         try:
             train(trainer, **request.job.options)
-        except _Enough:
+        except _AllStepsTaken:
             pass
     return trainer
 
 
 def main() -> None:
-    """Answer one request."""
+    """Answer the request in the file of the first argument, into the file of the second."""
     source, target = map(Path, sys.argv[1:])
     request = msgspec.json.decode(source.read_bytes(), type=Request)
     draft = target.with_suffix(".draft")

@@ -1,11 +1,12 @@
-"""Text for people: what comes from outside made safe to show on a terminal, and nouns with their numbers."""
+"""Text for terminals and reports: foreign text made safe to show, shortened lines, and plurals."""
 
 from __future__ import annotations
 
 import re
 import sys
 
-#: C0 but newline and tab, DEL, and C1: what moves cursors, changes titles and clears screens.
+#: C0 without newline and tab, DEL, and C1: these characters move cursors, change titles and clear
+#: screens.
 _CONTROLS = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
 }
@@ -14,27 +15,30 @@ _ROW_LENGTH_MAX = 60
 _VARIABLES = re.compile(r"^env( [A-Za-z_]\w*=\S*)+ ")
 #: The folders before the last part of an argument that is an absolute path.
 _FOLDERS = re.compile(r"(?<!\S)/(\S*/)?(?=[^\s/])")
-#: A port behind an IP address: a client has another one for each connection.
+#: A port behind an IP address: a client has another port for each connection.
 _PORT = re.compile(r"(\d+\.\d+\.\d+\.\d+|\]):\d+")
 
 
 def printable(text: str) -> str:
-    r"""The text with control characters written as escapes, such as ``\x1b``; newlines and tabs stay."""
+    r"""Return the text with control characters as escapes, such as ``\x1b``, but newlines and tabs."""
     return text.translate(_CONTROLS)
 
 
 def one_line(text: str) -> str:
-    """The same as :func:`printable`, in one line: each run of white space is one blank."""
+    """Return the text as by :func:`printable`, in one line with single blanks."""
     return printable(" ".join(text.split()))
 
 
 def plural(count: int, word: str, several: str = "") -> str:
-    """``1 node``, ``2 nodes``; ``several`` is the plural that ``s`` does not make: ``2 recoveries``."""
+    """Return a count with its noun: ``1 node``, ``2 nodes``. ``several`` is an irregular plural."""
     return f"{count} {word}" if count == 1 else f"{count} {several or word + 's'}"
 
 
 def shorten(text: str, length_max: int = _ROW_LENGTH_MAX) -> str:
-    """The beginning and the end of a long text, such as a command, in one line of a table."""
+    """Return a text in one line of at most ``length_max`` characters.
+
+    A longer text loses its middle.
+    """
     line = one_line(text)
     if len(line) <= length_max:
         return line
@@ -45,8 +49,8 @@ def shorten(text: str, length_max: int = _ROW_LENGTH_MAX) -> str:
 def shorten_command(command: str, length_max: int = _ROW_LENGTH_MAX) -> str:
     """Return a command in one line of limited length, with the name of its script if that fits.
 
-    A long command first loses the variables that ``env`` sets and the folders of its files, then the last options of
-    its launcher.
+    A long command first loses the variables that ``env`` sets and the folders of its files, then
+    the last options of its launcher.
     """
     line = one_line(command)
     if len(line) <= length_max:
@@ -61,16 +65,16 @@ def shorten_command(command: str, length_max: int = _ROW_LENGTH_MAX) -> str:
 
 
 def same_but_ports(text: str, other: str) -> bool:
-    """Return whether two texts differ in nothing but the numbers of ports."""
+    """Return whether two texts are equal, apart from the numbers of ports behind IP addresses."""
     return _PORT.sub(r"\1", text) == _PORT.sub(r"\1", other)
 
 
 def echo(text: str) -> None:
-    """Write a line of text that comes from outside to standard output."""
+    """Write a line of foreign text to standard output, with control characters escaped."""
     sys.stdout.write(f"{printable(text)}\n")
     sys.stdout.flush()
 
 
 def tell_on_stderr(line: str) -> None:
-    """Show people a line, beside what a command prints."""
+    """Write a message of chaoskit to standard error, in one line that begins with its name."""
     print(f"chaoskit: {one_line(line)}", file=sys.stderr)

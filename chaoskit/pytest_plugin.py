@@ -1,10 +1,14 @@
-"""The pytest face of chaoskit: fixture ``chaos``, marker, options, and exit codes that tell a verdict.
+"""Pytest plugin of chaoskit: fixture ``chaos``, markers, options, and exit codes for verdicts.
 
     def test_losing_a_rank_costs_nothing(chaos):
         outcome = chaos.run("gpt", nodes=4, steps=60, faults=[Kill(rank=2, at_step=20)])
         assert outcome.recovery.seconds < 0.5
 
-Imports of torch and of the harness wait until a test asks for ``chaos``: installing chaoskit slows no other suite.
+Torch and the harness are imported when a test uses ``chaos``, so that an installed chaoskit slows
+no other suite.
+
+-> ``experiment/harness.py`` runs the experiment. ``experiment/judge/judge.py``: how the verdict is
+reached. ``history/session.py``: the records of a session.
 """
 
 from __future__ import annotations
@@ -42,23 +46,26 @@ _SESSION_INPUT = "chaoskit_session"
 
 
 class VerdictError(AssertionError):
-    """The outcome of a run is not ``passed``. Carries the outcome."""
+    """An outcome that is not ``passed``. The error carries the outcome."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        reasons = printable("; ".join(outcome.reasons))  # pytest writes it to the terminal as it is
+        reasons = printable(
+            "; ".join(outcome.reasons)
+        )  # pytest writes the text to the terminal as it is
         super().__init__(f"{outcome.verdict.value}: {reasons} (journals: {outcome.directory})")
 
 
-# -- options ------------------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options and ini values of chaoskit."""
     group = parser.getgroup("chaoskit", "fault injection for distributed training")
     group.addoption(
         "--chaos-substrate",
         default=None,
-        help="where nodes come from (default: what a test asks for, else local)",
+        help="substrate that provides the nodes (default: that of the test's marker, else local)",
     )
     group.addoption(
         "--chaos-docker-image",
@@ -89,21 +96,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--chaos-compare",
         metavar="FILE",
         default=None,
-        help="compare with the records in FILE, or in a history: what got worse fails the session. A FILE that is not "
-        "there yet is made of this session",
+        help="compare with the records in FILE, or in a history; the session fails if a result got worse. If FILE does "
+        "not exist, the records of this session are written to it",
     )
     group.addoption(
         "--chaos-tolerance",
         metavar="SHARE",
         type=float,
         default=None,
-        help="how much longer something may take before it counts as worse (default: 0.25)",
+        help="share by which a duration may grow before it counts as worse (default: 0.25)",
     )
     group.addoption(
         "--chaos-strict",
         action="store_true",
         default=False,
-        help="exit with 10 where a comparison could not decide, or had nothing to compare with",
+        help="exit with 10 if a comparison is undecided, or has no earlier records",
     )
     group.addoption(
         "--chaos-summary",
@@ -125,25 +132,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addini(
         "chaos_detection",
-        "limits within which a rank or a node is taken for lost, unless a test names them: 'production', or 'relaxed' "
+        "limits after which a rank or a node counts as lost, unless a test names them: 'production', or 'relaxed' "
         "for machines that are shared with other work",
         default="production",
     )
     parser.addini(
         "chaos_substrate",
-        "where nodes come from, unless a test asks for another place",
+        "substrate that provides the nodes, unless a test names another one",
         default="local",
     )
     parser.addini(
         "chaos_docker_image", "image with chaoskit in it, for the substrate docker", default=""
     )
     parser.addini("chaos_seed", "seed of every run", default="0")
-    parser.addini("chaos_repeats", "how often each chaos test is run", default="1")
-    parser.addini("chaos_history", "where a record of every run is kept", default="")
+    parser.addini("chaos_repeats", "number of runs of each chaos test", default="1")
+    parser.addini("chaos_history", "store for a record of every run: a folder or a URL", default="")
     parser.addini("chaos_report", "directory for outcomes, journals and the HTML page", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers, check the options, and set up the records of the session."""
     config.addinivalue_line(
         "markers",
         "chaos(**defaults): defaults for chaos.run in this test, such as nodes=2 or seed=7; repeats=N runs it N times; "
@@ -159,14 +167,14 @@ def pytest_configure(config: pytest.Config) -> None:
     _require_values(config)
     settings = _settings(config)
     config.stash[_settings_key] = settings
-    config.pluginmanager.register(_Tally(settings, _records(config)), "chaoskit-tally")
+    config.pluginmanager.register(_SessionVerdicts(settings, _records(config)), "chaoskit-tally")
 
 
 _TEXT_OPTIONS = ("substrate", "docker_image", "save", "compare", "summary", "report")
 
 
 def _require_values(config: pytest.Config) -> None:
-    """Refuse empty options, such as ``--chaos-report "$DIR"`` with an unset variable: they would mean nothing.
+    """Raise UsageError for empty options, such as ``--chaos-report "$DIR"`` with an unset variable.
 
     An empty ``--chaos-history`` turns off the store that an ini file names.
     """
@@ -178,16 +186,21 @@ def _require_values(config: pytest.Config) -> None:
 
 
 def _absolute(place: str | None, base: Path) -> str:
-    """A place as it is named from anywhere: a test may change the working directory."""
+    """Return an absolute place, because a test may change the working directory.
+
+    URLs stay as they are.
+    """
     return place if place and "://" in place else str(base / place) if place else ""
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """What options and ini values say.
+    """The settings of the session, from options and ini values.
 
-    ``forced``: what was given on the command line, which goes before what the marker of a test says. ``session``: the
-    name of this session, by which runs of several sessions in one report directory are told apart.
+    Attributes:
+        forced: the settings that the command line gives. They override the marker of a test.
+        session: the name of the session, which distinguishes its runs from others in the same
+            report directory.
     """
 
     forced: frozenset[str]
@@ -206,19 +219,22 @@ _chaos_key = pytest.StashKey["Chaos"]()
 
 
 def _records(config: pytest.Config) -> SessionRecords | None:
-    """The records of this session; None where none are asked for. Under xdist the controller keeps them."""
-    given: dict[str, Any] = {
+    """Return the records of this session; None if none are asked for.
+
+    Under xdist the controller keeps them. Raise UsageError if an option is invalid.
+    """
+    options: dict[str, Any] = {
         name: config.getoption(f"chaos_{name}")
         for name in ("save", "compare", "tolerance", "summary")
     }
     store = config.getoption("chaos_history") or config.getini("chaos_history")
-    if not given["compare"] and (given["summary"] or given["tolerance"] is not None):
+    if not options["compare"] and (options["summary"] or options["tolerance"] is not None):
         raise pytest.UsageError("--chaos-summary and --chaos-tolerance: give --chaos-compare, too")
-    if config.getoption("collectonly") or not (store or given["save"] or given["compare"]):
+    if config.getoption("collectonly") or not (store or options["save"] or options["compare"]):
         return None
-    if given["tolerance"] is not None and not 0 < given["tolerance"] < 10:
+    if options["tolerance"] is not None and not 0 < options["tolerance"] < 10:
         raise pytest.UsageError(
-            f"--chaos-tolerance={given['tolerance']}: use a share above 0, such as 0.1"
+            f"--chaos-tolerance={options['tolerance']}: use a share above 0, such as 0.1"
         )
     from chaoskit.history.place import sources_at
 
@@ -229,31 +245,33 @@ def _records(config: pytest.Config) -> SessionRecords | None:
     from chaoskit.history.session import SessionRecords
     from chaoskit.process.host_checks import require_writable
 
-    places = {name: _absolute(given[name], Path.cwd()) for name in ("save", "compare", "summary")}
+    paths = {name: _absolute(options[name], Path.cwd()) for name in ("save", "compare", "summary")}
     store = _absolute(store, Path.cwd() if config.getoption("chaos_history") else config.rootpath)
-    if places["save"] and places["save"] == places["compare"]:
+    if paths["save"] and paths["save"] == paths["compare"]:
         raise pytest.UsageError(
-            "--chaos-save and --chaos-compare: use two files: else what got worse is compared next"
+            "--chaos-save and --chaos-compare: use two files: otherwise a worse result is the next reference"
         )
     try:
-        for name, place in places.items():
-            if place and "://" not in place and not (name == "compare" and Path(place).exists()):
-                require_writable(f"chaos_{name}", Path(place).parent)
-                if Path(place).is_dir():
-                    raise BadInput(f"chaos_{name}", place, "name a file")
-        save = Path(places["save"]) if places["save"] else None
-        return SessionRecords(store, save, places["compare"], given["tolerance"] or TOLERANCE)
+        for name, path in paths.items():
+            if path and "://" not in path and not (name == "compare" and Path(path).exists()):
+                require_writable(f"chaos_{name}", Path(path).parent)
+                if Path(path).is_dir():
+                    raise BadInput(f"chaos_{name}", path, "name a file")
+        save = Path(paths["save"]) if paths["save"] else None
+        return SessionRecords(store, save, paths["compare"], options["tolerance"] or TOLERANCE)
     except BadInput as error:
         raise pytest.UsageError(str(error)) from None
 
 
 def _settings(config: pytest.Config) -> _Settings:
-    def value(name: str) -> Any:
-        given = config.getoption(f"chaos_{name}")
-        return config.getini(f"chaos_{name}") if given is None else given
+    """Return the settings of the session. Raise UsageError if a setting is invalid."""
+
+    def setting(name: str) -> Any:
+        option = config.getoption(f"chaos_{name}")
+        return config.getini(f"chaos_{name}") if option is None else option
 
     try:
-        seed, repeats = int(value("seed")), int(value("repeats"))
+        seed, repeats = int(setting("seed")), int(setting("repeats"))
     except ValueError as error:
         raise pytest.UsageError(
             f"chaos_seed and chaos_repeats must be whole numbers: {error}"
@@ -261,14 +279,14 @@ def _settings(config: pytest.Config) -> _Settings:
     if repeats < 1:
         raise pytest.UsageError(f"chaos_repeats={repeats}: use 1 or more")
     try:
-        lacking = unavailable(value("substrate"))
+        reason = unavailable(setting("substrate"))
     except BadInput as error:
         raise pytest.UsageError(f"chaos_{error}") from None
-    if lacking:
+    if reason:
         raise pytest.UsageError(
-            f"chaos_substrate={value('substrate')!r}: use another one: {lacking}"
+            f"chaos_substrate={setting('substrate')!r}: use another one: {reason}"
         )
-    report = value("report")
+    report = setting("report")
     if report:
         from chaoskit.process.host_checks import require_writable
 
@@ -281,28 +299,38 @@ def _settings(config: pytest.Config) -> _Settings:
         for name in ("substrate", "seed", "repeats")
         if config.getoption(f"chaos_{name}") is not None
     )
-    place = Path(report).resolve() if report else None
+    report_directory = Path(report).resolve() if report else None
     detection = config.getini("chaos_detection")
     if detection not in DETECTION:
         raise pytest.UsageError(f"chaos_detection={detection!r}: use one of {', '.join(DETECTION)}")
-    image = value("docker_image")
+    image = setting("docker_image")
     return _Settings(
-        forced, value("substrate"), seed, repeats, place, image, detection, _session(config)
+        forced,
+        setting("substrate"),
+        seed,
+        repeats,
+        report_directory,
+        image,
+        detection,
+        _session(config),
     )
 
 
 def _session(config: pytest.Config) -> str:
-    """The name of this session: when it began, and in which process. Under xdist, that of the controller."""
+    """Return the name of this session: its start and its process.
+
+    Under xdist it is that of the controller.
+    """
     now = datetime.now(UTC).astimezone()
-    theirs = getattr(config, "workerinput", {}).get(_SESSION_INPUT)
-    return str(theirs) if theirs else f"{now:%Y%m%d-%H%M%S}-{os.getpid()}"
+    controller_session = getattr(config, "workerinput", {}).get(_SESSION_INPUT)
+    return str(controller_session) if controller_session else f"{now:%Y%m%d-%H%M%S}-{os.getpid()}"
 
 
-# -- collection ---------------------------------------------------------------------------------------------------
+# -- collection ------------------------------------------------------------------------------------
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse markers ``sla`` that promise nothing, before a test runs."""
+    """Raise UsageError for invalid markers ``sla``, before a test runs."""
     for item in items:
         try:
             _sla(item)
@@ -311,29 +339,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _sla(item: pytest.Item) -> dict[str, Any] | None:
-    """What the marker ``sla`` of a test says, in a form that xdist carries; None where it has none. Raises BadInput."""
+    """Return the marker ``sla`` of a test in a form that xdist carries; None if it has none.
+
+    Raises:
+        BadInput: if the marker is invalid.
+    """
     markers = list(
         item.iter_markers("sla")
-    )  # the closest first; those of its class and its module promise, too
+    )  # the closest marker comes first; those of its class and its module apply, too
     if not markers:
         return None
     from chaoskit.report.statistics import without_repeat
-    from chaoskit.sla.promises import of_marker
+    from chaoskit.sla.promises import parse_marker
 
     name, lines = without_repeat(item.nodeid), [line for marker in markers for line in marker.args]
-    options = {name: value for marker in reversed(markers) for name, value in marker.kwargs.items()}
-    of_marker(name, lines, options)
+    options = {
+        name: option for marker in reversed(markers) for name, option in marker.kwargs.items()
+    }
+    parse_marker(name, lines, options)
     return {"name": name, "lines": lines, "options": options}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give every chaos test its repeats."""
+    """Parametrize chaos tests with their repeats."""
     if "chaos" not in metafunc.fixturenames:
         return
     settings = metafunc.config.stash[_settings_key]
-    asked = _asked(metafunc.definition)
+    arguments = _chaos_arguments(metafunc.definition)
     repeats = (
-        settings.repeats if "repeats" in settings.forced else asked.get("repeats", settings.repeats)
+        settings.repeats
+        if "repeats" in settings.forced
+        else arguments.get("repeats", settings.repeats)
     )
     if repeats > 1:
         metafunc.fixturenames.append("_chaos_repeat")
@@ -342,42 +378,44 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
 
 
-def _asked(item: pytest.Item) -> dict[str, Any]:
-    """What the marker ``chaos`` of a test says.
+def _chaos_arguments(item: pytest.Item) -> dict[str, Any]:
+    """Return the arguments of a test's marker ``chaos``.
 
     Raises:
-        CollectError: if it says what cannot be.
+        CollectError: if an argument is invalid.
     """
     marker = item.get_closest_marker("chaos")
-    asked = dict(marker.kwargs) if marker is not None else {}
+    arguments = dict(marker.kwargs) if marker is not None else {}
     try:
         if marker is not None and marker.args:
             raise BadInput("chaos", marker.args[0], "give each value a name, such as nodes=2")
-        _require_own(asked)
+        _require_plugin_arguments(arguments)
     except BadInput as error:
         raise pytest.Collector.CollectError(f"{item.nodeid}: marker chaos: {error}") from None
-    return asked
+    return arguments
 
 
-def _require_own(asked: dict[str, Any]) -> None:
-    """Refuse what a marker cannot ask of the plugin. Raises BadInput."""
+def _require_plugin_arguments(arguments: dict[str, Any]) -> None:
+    """Raise BadInput if an argument of a marker that is meant for the plugin is invalid."""
     for name in ("repeats", "definition"):
-        if name in asked and convert(name, asked[name], int) < 1:
-            raise BadInput(name, asked[name], "use a whole number, 1 or more")
+        if name in arguments and convert(name, arguments[name], int) < 1:
+            raise BadInput(name, arguments[name], "use a whole number, 1 or more")
     for name, choices in (("substrate", names()), ("detection", tuple(DETECTION))):
-        given = convert(name, asked.get(name, choices[0]), str)
-        if given not in choices and not (name == "substrate" and ":" in given):
-            raise BadInput(name, given, f"use one of {', '.join(choices)}")
+        choice = convert(name, arguments.get(name, choices[0]), str)
+        if choice not in choices and not (name == "substrate" and ":" in choice):
+            raise BadInput(name, choice, f"use one of {', '.join(choices)}")
 
 
-# -- fixtures -----------------------------------------------------------------------------------------------------
+# -- fixtures --------------------------------------------------------------------------------------
 
 
 class Stock:
-    """The hosts of the session and a harness on each, made when a test needs them and kept warm over all tests.
+    """The hosts of the session with a harness on each.
+
+    They are made on demand and kept warm over all tests.
 
     Args:
-        directory: where runs leave journals and logs.
+        directory: the directory in which runs leave journals and logs.
         docker_image: see :func:`chaoskit.substrate.registry.make`.
     """
 
@@ -387,7 +425,10 @@ class Stock:
         self._harnesses: dict[str, Harness] = {}
 
     def harness(self, name: str) -> Harness:
-        """The harness on the substrate of that name."""
+        """Return the harness on the substrate of that name, which is made at the first call.
+
+        Raises BadInput if there is no such substrate, or this machine does not support it.
+        """
         from chaoskit.experiment.harness import Harness
         from chaoskit.experiment.remote.host import make_host
 
@@ -397,7 +438,7 @@ class Stock:
         return self._harnesses[name]
 
     def close(self) -> None:
-        """End everything."""
+        """Close all harnesses and hosts."""
         for harness in self._harnesses.values():
             harness.close()
         for host in self._hosts.values():
@@ -408,7 +449,7 @@ class Stock:
 def chaos_stock(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stock]:
-    """What tests of the session share."""
+    """The hosts and harnesses that all tests of the session share."""
     settings = pytestconfig.stash[_settings_key]
     report = settings.report
     worker = getattr(pytestconfig, "workerinput", {}).get("workerid", "")
@@ -420,53 +461,59 @@ def chaos_stock(
 
 @pytest.fixture
 def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
-    """Runs training jobs and breaks them. See :meth:`Chaos.run`. Skips where a test's substrate is not to be had."""
+    """Run training jobs with faults. See :meth:`Chaos.run`.
+
+    A test is skipped if its substrate is not available.
+    """
     settings = request.config.stash[_settings_key]
-    defaults = {"seed": settings.seed, **_asked(request.node)}
+    defaults = {"seed": settings.seed, **_chaos_arguments(request.node)}
     defaults.pop("repeats", None)
     defaults.pop("definition", None)
     if "seed" in settings.forced:
         defaults["seed"] = settings.seed
     limits = dict(DETECTION[defaults.pop("detection", settings.detection)])
-    wanted = defaults.pop("substrate", settings.substrate)
-    substrate = settings.substrate if "substrate" in settings.forced else wanted
+    requested = defaults.pop("substrate", settings.substrate)
+    substrate = settings.substrate if "substrate" in settings.forced else requested
     if reason := unavailable(substrate):
         pytest.skip(f"substrate {substrate}: {reason}")
-    made = Chaos(
+    chaos_of_test = Chaos(
         chaos_stock.harness(substrate), request.node, defaults, limits, session=settings.session
     )
-    request.node.stash[_chaos_key] = made
-    return made
+    request.node.stash[_chaos_key] = chaos_of_test
+    return chaos_of_test
 
 
 @pytest.fixture
 def rules_fire(request: pytest.FixtureRequest) -> Callable[..., list[Fired]]:
-    """Log rules on a recorded log: ``assert not rules_fire("rules.yaml", "train.log")``.
+    """Run log rules on a recorded log: ``assert not rules_fire("rules.yaml", "train.log")``.
 
-    As :func:`chaoskit.check_log_rules`; relative files are looked up beside the test, then in the working directory.
+    The arguments are those of :func:`chaoskit.check_log_rules`. Relative files are looked up beside
+    the test, then in the working directory.
     """
     from chaoskit.rules import check_log_rules
 
     def locate(file: Any) -> Any:
-        return _beside(request.path, file) if isinstance(file, (str, Path)) else file
+        return _beside_test(request.path, file) if isinstance(file, (str, Path)) else file
 
     return lambda rules, log, **options: check_log_rules(locate(rules), locate(log), **options)
 
 
-def _beside(test: Path, file: str | Path) -> str | Path:
-    """``file`` beside the test, if it is there."""
+def _beside_test(test: Path, file: str | Path) -> str | Path:
+    """Return the path of ``file`` beside the test if it exists there, else ``file``."""
     beside = test.parent / file
     return beside if beside.is_file() else file
 
 
 @dataclass
 class Chaos:
-    """What the fixture ``chaos`` gives to a test.
+    """The value of the fixture ``chaos``.
 
     Attributes:
-        defaults: of every run of the test.
-        limits: further defaults for jobs: the limits of detection, and what a suite adds. A command has its own.
-        session: name of the pytest session.
+        defaults: default arguments for every run of the test.
+        limits: further defaults for jobs: the limits of detection, and those that a suite adds.
+            They do not apply to commands.
+        outcomes: the outcomes of the runs so far.
+        session: the name of the pytest session.
     """
 
     harness: Harness
@@ -485,28 +532,34 @@ class Chaos:
         check: bool = True,
         **plan: Any,
     ) -> Outcome:
-        """Run ``job``, or any ``command``, break it, and judge it against the unbroken run.
+        """Run ``job``, or any ``command``, inject faults, and compare it with the unbroken run.
+
+        Return the outcome, which is also added to ``outcomes`` and written to its directory. Either
+        ``job`` or ``command`` must be given.
 
         Args:
-            job: a reference job (``gpt``), a file, or ``file.py:function``. A relative file is looked up beside the
-                test, then in the working directory.
-            command: a command instead, such as ``["torchrun", "train.py"]``, of which ``watch=LogPatterns(...)`` says
-                how its log shows steps. Python files are looked up in the same way.
-            faults: what to break.
-            check: fail the test unless the verdict is ``passed``; ``False`` only returns the outcome, which then counts
-                neither for nor against the recovery probability of the report.
-            plan: ``steps``, ``nodes``, ``spares``, ``seed``, ``options``, ``deadline_s``, ``max_lost_steps``, ``twin``,
-                ``reference`` and every other field of :class:`chaoskit.config.RunConfig`. Of a command: ``watch``,
-                ``nodes``, ``ranks``, ``rules``, ``seed``, ``working_directory``, ``deadline_s``, ``stalled_s``,
+            job: a reference job (``gpt``), a file, or ``file.py:function``. A relative file is
+                looked up beside the test, then in the working directory.
+            command: a command instead of a job, such as ``["torchrun", "train.py"]``.
+                ``watch=LogPatterns(...)`` defines how its log shows steps. Python files are looked
+                up in the same way.
+            faults: the faults to inject.
+            check: fail the test unless the verdict is ``passed``. ``False`` only returns the
+                outcome, which then does not count for the recovery probability of the report.
+            plan: ``steps``, ``nodes``, ``spares``, ``seed``, ``options``, ``deadline_s``,
+                ``max_lost_steps``, ``twin``, ``reference`` and every other field of
+                :class:`chaoskit.config.RunConfig`. For a command: ``watch``, ``nodes``, ``ranks``,
+                ``rules``, ``seed``, ``working_directory``, ``deadline_s``, ``stalled_s``,
                 ``max_lost_steps``, ``twin``.
 
         Raises:
-            BadInput: before anything is started. VerdictError: the verdict is not ``passed``.
-            HarnessError: chaoskit itself failed.
+            BadInput: before anything is started, or when the job refuses its input.
+            VerdictError: if the verdict is not ``passed``, unless ``check`` is False.
+            HarnessError: if chaoskit itself failed, or the unbroken run of a command did.
         """
         __tracebackhide__ = methodcaller(
             "errisinstance", VerdictError
-        )  # other errors show where they come from
+        )  # other errors show their traceback
         from chaoskit.history.record import new_id
         from chaoskit.report.junit import junit_properties
         from chaoskit.report.store import write_outcome
@@ -519,7 +572,7 @@ class Chaos:
         if job is not None:
             job = self._locate(job)
         if isinstance(settings.get("rules"), (str, Path)):
-            settings["rules"] = _beside(self.item.path, settings["rules"])
+            settings["rules"] = _beside_test(self.item.path, settings["rules"])
         if command is not None:
             command = [self._locate(argument) for argument in require_command(command)]
         outcome = self.harness.run(job, command=command, faults=faults, **settings)
@@ -533,6 +586,7 @@ class Chaos:
         return outcome
 
     def _locate(self, job: str) -> str:
+        """Return the path of a Python file beside the test. Other arguments stay as they are."""
         path, _, function = job.partition(":")
         beside = self.item.path.parent / path
         if path.endswith(".py") and beside.is_file():
@@ -540,26 +594,30 @@ class Chaos:
         return job
 
 
-# -- verdicts -----------------------------------------------------------------------------------------------------
+# -- verdicts --------------------------------------------------------------------------------------
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Write the verdict of a failed test into its report, where xdist carries it to the controller."""
+    """Write the verdict of a failed test into its report, which xdist carries to the controller.
+
+    The report also gets the records of the test's runs and its SLA. The text of a failure of
+    chaoskit is shortened to one line, unless ``--chaos-traceback`` is given.
+    """
     yielded: Any = yield
     report: pytest.TestReport = yielded.get_result()
     if report.when == "call":
-        _note_test(item, call)
-    told: Any = report  # xdist carries what is added to it
-    told.chaoskit_records = _lines(item)
+        _write_test_result(item, call)
+    carried_report: Any = report  # xdist carries its attributes
+    carried_report.chaoskit_records = _record_lines(item)
     if report.when == "call":
-        told.chaoskit_sla = _sla(item)
+        carried_report.chaoskit_sla = _sla(item)
     if call.excinfo is None or not report.failed:
         return
     error = call.excinfo.value
     if isinstance(error, VerdictError):
         verdict = error.outcome.verdict
-        report.longrepr = _with_notes(_brief(error.outcome), error)
+        report.longrepr = _with_notes(_failure_text(error.outcome), error)
     elif isinstance(error, HarnessError):
         verdict = Verdict.ERROR
         if not item.config.getoption("chaos_traceback"):
@@ -579,13 +637,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _line_of_test(item: pytest.Item, raised: pytest.ExceptionInfo[BaseException]) -> str:
-    """Return the place in the file of the test from which an error comes; "" where it comes from elsewhere."""
-    lines = [entry.lineno + 1 for entry in raised.traceback if Path(entry.path) == item.path]
+    """Return the line of the test's file that raised an error; "" if another file did."""
+    lines = [frame.lineno + 1 for frame in raised.traceback if Path(frame.path) == item.path]
     return f" ({item.path.name}:{lines[-1]})" if lines else ""
 
 
-def _note_test(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Write into the outcomes of a test how it ended: a run that passed may be one of a test that did not."""
+def _write_test_result(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Write the end of a test into its outcomes, as a test may fail although its run passed."""
     from chaoskit.report.store import write_outcome
     from chaoskit.runlog.outcome import TestResult
 
@@ -600,8 +658,11 @@ def _note_test(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         write_outcome(outcome, Path(outcome.directory))
 
 
-def _lines(item: pytest.Item) -> list[str]:
-    """Records of the runs of a test, where any are kept: xdist carries them to the controller with the report."""
+def _record_lines(item: pytest.Item) -> list[str]:
+    """Return the records of a test's runs, if any are kept.
+
+    They are lines of JSON, which xdist carries to the controller with the report.
+    """
     sources, chaos = item.config.stash.get(_sources_key, None), item.stash.get(_chaos_key, None)
     if chaos is None or (sources is None and item.get_closest_marker("sla") is None):
         return []
@@ -611,11 +672,13 @@ def _lines(item: pytest.Item) -> list[str]:
     if sources is None:
         sources = item.config.stash[_sources_key] = sources_at(item.config.rootpath)
 
-    return lines_of(chaos.outcomes, sources, item.nodeid, _asked(item).get("definition", 1))
+    return lines_of(
+        chaos.outcomes, sources, item.nodeid, _chaos_arguments(item).get("definition", 1)
+    )
 
 
-def _brief(outcome: Outcome) -> str:
-    """Return the cause of a failure, what became of the faults, and where to look."""
+def _failure_text(outcome: Outcome) -> str:
+    """Return the cause of a failure, the states of the faults, and the directory of the run."""
     lines = [
         f"chaoskit verdict: {outcome.verdict.value}",
         *(f"  - {reason}" for reason in outcome.reasons),
@@ -626,7 +689,7 @@ def _brief(outcome: Outcome) -> str:
 
 
 def _with_notes(text: str, error: BaseException) -> str:
-    """Add the notes of an error, such as the values that Hypothesis found."""
+    """Return ``text`` with the notes of an error, such as the values that Hypothesis found."""
     notes = getattr(error, "__notes__", [])
     return "\n".join(
         [text, *(f"  {line}" for note in notes for line in printable(note).splitlines())]
@@ -635,32 +698,37 @@ def _with_notes(text: str, error: BaseException) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of xdist the name of the session."""
+    """Send the name of the session to an xdist worker."""
     node.workerinput[_SESSION_INPUT] = node.config.stash[_settings_key].session
 
 
-class _Tally:
-    """Collects verdicts over the session, in xdist's controller too, and turns them into the exit status."""
+class _SessionVerdicts:
+    """A collector of the session's verdicts, which determine the exit status.
+
+    It also works in xdist's controller.
+    """
 
     def __init__(self, settings: _Settings, records: SessionRecords | None) -> None:
         self._settings, self._records = settings, records
         self._comparison: RunComparison | None = None
-        self._slas: dict[str, dict[str, Any]] = {}  # by test
+        self._slas: dict[str, dict[str, Any]] = {}  # test -> the SLA of its marker
         self._judged: list[Judged] = []
         self._failures: list[Verdict] = []
         self._refused = False  # a test failed because of bad input
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._take_records(report)
-        found = [
-            value for name, value in report.user_properties if name == _VERDICT_PROPERTY + ".worst"
+        """Note the verdict of a failed test, and its records."""
+        self._collect(report)
+        verdicts = [
+            worst for name, worst in report.user_properties if name == _VERDICT_PROPERTY + ".worst"
         ]
-        if report.failed and found and found[-1] == _BAD_INPUT:
+        if report.failed and verdicts and verdicts[-1] == _BAD_INPUT:
             self._refused = True
         elif report.failed:
-            self._failures.append(Verdict(str(found[-1])) if found else Verdict.FAILED)
+            self._failures.append(Verdict(str(verdicts[-1])) if verdicts else Verdict.FAILED)
 
-    def _take_records(self, report: Any) -> None:
+    def _collect(self, report: Any) -> None:
+        """Take the records and the SLA that a report carries."""
         if (sla := getattr(report, "chaoskit_sla", None)) is not None:
             self._slas[sla["name"]] = sla
             if self._records is None:
@@ -671,33 +739,40 @@ class _Tally:
             self._records.take(getattr(report, "chaoskit_records", ()))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Set the exit status, and finish the records."""
         if exitstatus == pytest.ExitCode.TESTS_FAILED and self._failures:
             session.exitstatus = Verdict.worst(self._failures).exit_code
         elif exitstatus == pytest.ExitCode.TESTS_FAILED and self._refused:
             session.exitstatus = (
                 pytest.ExitCode.INTERRUPTED
-            )  # 2, as every command says of bad input
+            )  # 2, the status of every command for bad input
         if self._records is not None and not hasattr(session.config, "workerinput"):
             is_strict = session.config.getoption("chaos_strict")
             self._judged = self._judge(self._records) if self._slas else []
             self._comparison = self._records.finish(
                 is_well=session.exitstatus == pytest.ExitCode.OK
             )
-            session.exitstatus = self._with_slas(
-                self._compared(int(session.exitstatus), is_strict), is_strict
+            compared_status = self._status_with_comparison(
+                self._records, int(session.exitstatus), is_strict
             )
+            session.exitstatus = self._status_with_slas(compared_status, is_strict)
             self._summarise(session.config)
 
-    def _compared(self, status: int, is_strict: bool) -> int:
-        """The exit status with what the comparison says. One that had nothing to look at is never well."""
-        assert self._records is not None
+    def _status_with_comparison(self, records: SessionRecords, status: int, is_strict: bool) -> int:
+        """Return the exit status with the result of the comparison.
+
+        It is that of ``failed`` if something got worse, and that of ``error`` if records could not
+        be written. It is that of ``unknown`` if there is no finding, or neither a run nor earlier
+        records. With ``is_strict``, ``unknown`` also stands for an undecided comparison, or no
+        earlier records. A worse ``status`` stays.
+        """
         compared, unknown = self._comparison, Verdict.UNKNOWN.exit_code
         if status not in (pytest.ExitCode.OK, unknown):
             return status
-        if self._records.has_failed:  # a baseline, a file or a history was not written
-            return Verdict.ERROR.exit_code if self._records.runs else unknown
-        if compared is None and self._records.is_first:
-            return unknown if is_strict or not self._records.runs else status
+        if records.has_failed:  # a baseline, a file or a history was not written
+            return Verdict.ERROR.exit_code if records.runs else unknown
+        if compared is None and records.is_first:
+            return unknown if is_strict or not records.runs else status
         if compared is None:
             return status
         if compared.is_regressed:
@@ -705,45 +780,53 @@ class _Tally:
         return unknown if not compared.findings or (is_strict and compared.is_open) else status
 
     def _summarise(self, config: pytest.Config) -> None:
-        """Add the comparison to the file of ``--chaos-summary``; of a first session, what was recorded."""
-        from chaoskit.history.faces import cell, markdown
+        """Append the comparison to the file of ``--chaos-summary``.
+
+        In a first session, the number of recorded runs is appended.
+        """
+        from chaoskit.history.rendering import cell, markdown
 
         file = config.getoption("chaos_summary")
         if not file or self._records is None:
             return
         if self._comparison is not None:
-            told = markdown(self._comparison)
+            text = markdown(self._comparison)
         else:
-            lines = [f"### chaoskit: {self._recorded(self._records, config)}", ""]
-            told = "\n".join([*lines, *(f"- {cell(line)}" for line in self._records.troubles), ""])
+            lines = [f"### chaoskit: {self._records_sentence(self._records, config)}", ""]
+            text = "\n".join([*lines, *(f"- {cell(line)}" for line in self._records.troubles), ""])
         with Path(file).open("a", encoding="utf-8") as summary:
-            summary.write(told)
+            summary.write(text)
 
     def _judge(self, records: SessionRecords) -> list[Judged]:
-        """What the records show of the SLAs of tests."""
-        from chaoskit.sla.judge import Judged, State, judge
-        from chaoskit.sla.promises import of_marker
+        """Return the results of the SLAs of tests, judged on the records.
 
-        everything, today = records.everything(), datetime.now(UTC).date()
+        An SLA that cannot be judged is unknown, with the reason.
+        """
+        from chaoskit.sla.judge import Judged, State, judge
+        from chaoskit.sla.promises import parse_marker
+
+        contents, today = records.everything(), datetime.now(UTC).date()
         judged = []
         for name, sla in self._slas.items():
-            runs = [run for run in everything.runs if run.title.partition(" #")[0] == name]
+            runs = [run for run in contents.runs if run.title.partition(" #")[0] == name]
             try:
                 judged += judge(
-                    of_marker(name, sla["lines"], sla["options"]),
+                    parse_marker(name, sla["lines"], sla["options"]),
                     runs,
-                    everything.plans,
+                    contents.plans,
                     today=today,
                 )
             except BadInput as error:
-                told = error.remedy if runs else "no run was recorded"
+                reason = error.remedy if runs else "no run was recorded"
                 judged.append(
-                    Judged(sla=name, line=", ".join(sla["lines"]), state=State.UNKNOWN, reason=told)
+                    Judged(
+                        sla=name, line=", ".join(sla["lines"]), state=State.UNKNOWN, reason=reason
+                    )
                 )
         return judged
 
-    def _with_slas(self, status: int, is_strict: bool) -> int:
-        """The exit status with what the records show of SLAs."""
+    def _status_with_slas(self, status: int, is_strict: bool) -> int:
+        """Return the exit status that the states of SLAs give. A worse ``status`` stays."""
         if not self._judged or status not in (pytest.ExitCode.OK, Verdict.UNKNOWN.exit_code):
             return status
         from chaoskit.sla.judge import exit_code
@@ -753,6 +836,7 @@ class _Tally:
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
     ) -> None:
+        """Print the sections about records and the report."""
         if hasattr(config, "workerinput"):
             return
         if self._records is not None:
@@ -760,19 +844,19 @@ class _Tally:
         if self._settings.report is not None:
             self._show_report(self._settings.report, terminalreporter)
 
-    def _recorded(self, records: SessionRecords, config: pytest.Config) -> str:
-        """Return how many runs were recorded, and what they were compared with, or will be."""
-        from chaoskit.history.faces import comparison_sentence
+    def _records_sentence(self, records: SessionRecords, config: pytest.Config) -> str:
+        """Return the number of recorded runs, and the comparison or its baseline."""
+        from chaoskit.history.rendering import comparison_sentence
         from chaoskit.plaintext import plural
 
         compared, against = self._comparison, config.getoption("chaos_compare")
-        told = f"{plural(records.runs, 'run')} recorded"
+        recorded = f"{plural(records.runs, 'run')} recorded"
         if compared is not None:
-            return f"{told}; compared with {against}: {comparison_sentence(compared)}"
+            return f"{recorded}; compared with {against}: {comparison_sentence(compared)}"
         if not records.is_first:
-            return told
+            return recorded
         later = f": later sessions are compared with {against}" if records.is_compared_next else ""
-        return f"{told}; nothing to compare with yet{later}"
+        return f"{recorded}; nothing to compare with yet{later}"
 
     def _show_records(
         self,
@@ -780,22 +864,24 @@ class _Tally:
         terminalreporter: pytest.TerminalReporter,
         config: pytest.Config,
     ) -> None:
-        from chaoskit.history.faces import render_comparison, told_first
+        """Print the records, the comparison and the SLAs."""
+        from chaoskit.history.rendering import render_comparison, top_changes
         from chaoskit.report.terminal import Terminal
 
         compared = self._comparison
         terminalreporter.write_sep("=", "chaoskit history")
-        for line in [self._recorded(records, config), *records.troubles]:
+        for line in [self._records_sentence(records, config), *records.troubles]:
             terminalreporter.write_line(printable(line))
-        if compared is not None and told_first(compared):
+        if compared is not None and top_changes(compared):
             Terminal().print(render_comparison(compared))
         if self._judged:
-            from chaoskit.sla.faces import render_sla, sla_sentence
+            from chaoskit.sla.rendering import render_sla, sla_sentence
 
             terminalreporter.write_line(f"SLAs: {sla_sentence(self._judged)}")
             Terminal().print(render_sla(self._judged))
 
     def _show_report(self, report: Path, terminalreporter: pytest.TerminalReporter) -> None:
+        """Write the HTML report, and print its path and the recovery probability."""
         from chaoskit.plaintext import plural
         from chaoskit.report.html import write_html
         from chaoskit.report.statistics import estimate_recovery
@@ -803,17 +889,21 @@ class _Tally:
         from chaoskit.report.summary import recovery_sentence
 
         try:
-            everything = read_outcomes(report)
+            outcomes = read_outcomes(report)
         except BadInput:
             return  # no chaos test ran
-        ours = [outcome for outcome in everything if outcome.session == self._settings.session]
-        if not ours:
+        session_outcomes = [
+            outcome for outcome in outcomes if outcome.session == self._settings.session
+        ]
+        if not session_outcomes:
             return
         page = report / "report.html"
-        write_html(everything, page)
-        others = len(everything) - len(ours)
+        write_html(outcomes, page)
+        others = len(outcomes) - len(session_outcomes)
         more = f", with {plural(others, 'run')} of other sessions" if others else ""
-        terminalreporter.write_sep("=", f"chaoskit: {plural(len(ours), 'run')}, {page}{more}")
-        total = estimate_recovery(ours).total
+        terminalreporter.write_sep(
+            "=", f"chaoskit: {plural(len(session_outcomes), 'run')}, {page}{more}"
+        )
+        total = estimate_recovery(session_outcomes).total
         if total.runs:
             terminalreporter.write_line(recovery_sentence(total))

@@ -1,7 +1,10 @@
-"""The loader of settings files: YAML (several documents, too), JSON and TOML as plain values.
+"""The loader of settings files: documents of YAML, JSON and TOML as plain values.
 
-Every place that reads a file which a user has written reads it here, so that a key that is there twice is refused
-everywhere: the later value would silently replace the earlier one.
+All files that a user has written are read here. So a duplicate key is refused everywhere: its later
+value would silently replace the earlier one.
+
+-> ``typed.py``: conversion to settings. ``rules/rules.py``, ``elastic/settings.py`` and
+``sla/promises.py``: the files.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ _DEPTH_MAX = 100
 
 
 def read_documents(field: str, path: Path) -> list[Any]:
-    """Read the documents of a file: TOML and JSON by its suffix, else YAML, which includes JSON.
+    """Return the documents of a file: TOML and JSON by its suffix, else YAML, which includes JSON.
+
+    A YAML file without content has none.
 
     Raises:
         BadInput: if the file cannot be read or parsed, is too large, or has a key twice.
@@ -35,6 +40,7 @@ def read_documents(field: str, path: Path) -> list[Any]:
 
 
 def _read(field: str, path: Path) -> bytes:
+    """Return the content of a file. Raise BadInput if it cannot be read, or is too large."""
     try:
         data = path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: no path has a NUL
@@ -51,10 +57,10 @@ def _read(field: str, path: Path) -> bytes:
 
 
 def read_document(field: str, path: Path) -> Any:
-    """Read a file with one document.
+    """Return the document of a file that has exactly one.
 
     Raises:
-        BadInput: as :func:`read_documents`, and if there are none or several.
+        BadInput: as :func:`read_documents`, and if there is no document, or several.
     """
     documents = read_documents(field, path)
     if len(documents) != 1:
@@ -63,7 +69,7 @@ def read_document(field: str, path: Path) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse one JSON value. Raises ValueError, also for a key that is there twice and for NaN."""
+    """Return the value of a JSON text. Raise ValueError for bad JSON, a duplicate key or NaN."""
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError:
@@ -71,12 +77,13 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in made:
+    """Return the pairs of a JSON object as a dict. Raise ValueError for a duplicate key."""
+    unique_pairs: dict[str, Any] = {}
+    for key, content in pairs:
+        if key in unique_pairs:
             raise ValueError(f"{key!r} is there twice")
-        made[key] = value
-    return made
+        unique_pairs[key] = content
+    return unique_pairs
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -84,20 +91,20 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def parse_yaml(text: str | bytes) -> list[Any]:
-    """Parse the documents of a YAML or JSON text; empty documents are left out.
+    """Return the documents of a YAML or JSON text, without empty ones.
 
     Raises:
         ValueError: if the text is not YAML, has a key twice, or is nested too deeply.
     """
     import yaml
 
-    kind = getattr(
+    loader_class = getattr(
         yaml, "CSafeLoader", yaml.SafeLoader
-    )  # plain values alone; the one in C is ten times as fast
+    )  # plain values alone; the loader in C is ten times as fast
     documents = []
     try:
-        _require_shallow(text, kind)
-        loader = kind(text)
+        _require_shallow(text, loader_class)
+        loader = loader_class(text)
         try:
             while loader.check_node():
                 node = loader.get_node()
@@ -110,12 +117,15 @@ def parse_yaml(text: str | bytes) -> list[Any]:
     return [document for document in documents if document is not None]
 
 
-def _require_shallow(text: str | bytes, kind: Any) -> None:
-    """Refuse a text that is nested so deeply that the composer, which recurses, would crash the process."""
+def _require_shallow(text: str | bytes, loader_class: Any) -> None:
+    """Raise ValueError for a text that is nested too deeply.
+
+    The composer, which recurses, would crash the process.
+    """
     import yaml
 
     depth = 0
-    for event in yaml.parse(text, kind):
+    for event in yaml.parse(text, loader_class):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
             event, yaml.CollectionEndEvent
         )
@@ -126,9 +136,10 @@ def _require_shallow(text: str | bytes, kind: Any) -> None:
 
 
 def _require_unique_keys(loader: Any, root: Any) -> None:
-    """Refuse a mapping with one key twice, and a node that contains itself.
+    """Raise ValueError for a mapping with one key twice, or a node that contains itself.
 
-    The nodes are looked at before values are made of them: a merge (``<<``) adds keys that may be overridden.
+    The nodes are checked before values are made of them: a merge (``<<``) adds keys that may be
+    overridden.
     """
     import yaml
 
@@ -153,13 +164,14 @@ def _require_unique_keys(loader: Any, root: Any) -> None:
 
 
 def _require_unique(loader: Any, keys: list[Any]) -> None:
+    """Raise ValueError if two keys of a mapping are equal."""
     import yaml
 
-    present: set[Any] = set()
+    keys_so_far: set[Any] = set()
     for node in keys:
         if not isinstance(node, yaml.ScalarNode):
             continue  # the constructor refuses what cannot be a key
         key = "<<" if node.tag == "tag:yaml.org,2002:merge" else loader.construct_object(node)
-        if key in present:
+        if key in keys_so_far:
             raise ValueError(f"{key!r} is there twice, line {node.start_mark.line + 1}")
-        present.add(key)
+        keys_so_far.add(key)

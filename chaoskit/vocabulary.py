@@ -1,4 +1,8 @@
-"""Names that several layers share. Each is defined here and nowhere else."""
+"""Names that several layers share: phases, journal events, causes of losses, and verdicts.
+
+-> ``journal/writer.py``: how records are written. ``runlog/``: what is computed from them.
+``process/progress_board.py``: how a phase is read by other processes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from enum import IntEnum, StrEnum
 
 
 class Phase(IntEnum):
-    """What the main thread of a worker is doing; written to its progress board."""
+    """The present activity of a worker's main thread; it is written to the progress board."""
 
     START = 0  # imports, building the model, registering it
     OUTSIDE = 1  # in the user's code, between two transactions
@@ -22,7 +26,7 @@ class Phase(IntEnum):
 
     @property
     def label(self) -> str:
-        """Lower-case name, as used in triggers, journals and messages."""
+        """The lower-case name that triggers, journals and messages use."""
         return self.name.lower()
 
 
@@ -40,39 +44,40 @@ WAITING_PHASES = frozenset(
     {Phase.REDUCE, Phase.REGROUP, Phase.RESTORE, Phase.DONE, Phase.LONG, Phase.UNTIMED, Phase.START}
 )
 
-#: Phases of one transaction whose durations are learned, in the order of ``Beat.longest_ms``. OUTSIDE has a limit of
-#: its own.
+#: Phases of one transaction for which durations are learned, in the order of ``Beat.longest_ms``.
+#: OUTSIDE has a limit of its own.
 TIMED_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 class Event(StrEnum):
-    """Kinds of journal records. Everything that is asserted is computed from them."""
+    """The kinds of journal records. All checks of a run are computed from these records."""
 
     # any process
-    OPENED = "opened"  # the first: version, role, node, pid, ticks, host, boot_id, unix_ns (the same moment on the
+    OPENED = "opened"  # the first record: version, role, node, pid, ticks, host, boot_id, unix_ns (the same moment on the
     # wall clock), chaoskit, torch (None: not loaded), python, kernel, machine
-    CLOSED = "closed"  # the last, of a process that ends in order: reason
+    CLOSED = "closed"  # the last record of a process that ends in order: reason
     RECORDS_LATE = "records_late"  # the disk was full: records that were written late, full_s
     # worker
     READY = "ready"  # the worker can take a rank: fingerprint
     ENTERED = "entered"  # the train function of a sharded job, in the same process: generation, rank, cause
     REDUCE = "reduce"  # contributes shards and samples to a step: step, generation, rank, shards, samples, dataset: its size
     COMMIT = "commit"  # step, generation, rank, loss, grad_sum; piece: of a sharded state, which one this rank holds
-    # stall_ms: waited for a copy of the state before it; samples, rate, multiplier: of a batch that follows the world
+    # stall_ms: wait for a copy of the state before; samples, rate, multiplier: of a batch that
+    # follows the world
     ADOPT = "adopt"  # took a step that others had committed: step, generation, source
     SKIP = "skip"  # a bad batch was skipped: step, generation, shards, samples
     QUIESCED = "quiesced"  # out of the old generation's collective
     REGROUPED = "regrouped"  # the new process group can be used
     RESTORED = "restored"  # state received from a peer or a tier: step, size_bytes, transport, source, checksum
-    QUARANTINED = "quarantined"  # a copy is not what was sealed, and is never offered again: step, source, detail
+    QUARANTINED = "quarantined"  # a copy differs from the sealed state, and is never offered again: step, source, detail
     NONFINITE = "nonfinite"  # step, shards, owner (None: a sum, which names no rank)
     ATTRIBUTED = "attributed"  # step, shards, verdict: rank or batch
     CORRUPT = "corrupt"  # step, what, worker, rank, verdict: rank, transient, transfer or undecided; cause, detail
-    LEFT = "left"  # at a step boundary, as the world is to be without this worker: step, generation, rank
-    HOOK_CALLED = "hook_called"  # one of the job's own: hook, seconds, error, and what it was told
+    LEFT = "left"  # the worker left at a step boundary, as the next world has no place for it: step, generation, rank
+    HOOK_CALLED = "hook_called"  # a callback of the job: hook, seconds, error, and its arguments
     LONG_PHASE = "long_phase"
-    HOOK_STOPPED = "hook_stopped"  # it stands where a fault is due, until that is in: fault, step, generation, rank,
-    # phase; peer: the worker from which it is about to take its state, or ""
+    HOOK_STOPPED = "hook_stopped"  # the worker waits at a hook until the fault has struck: fault, step, generation,
+    # rank, phase; peer: the worker from which it is about to take its state, or ""
     LEVER = "lever"  # an in-process fault acted: fault, effective, observed: as read back
     STATE = "state"  # step, generation, scalars, rates, tensors: path -> start, extent of the box, numbers (sketch.py)
     # step, weights_digest, state_digest, cut_short_by, halted: by an order, sources: path -> digest of the code
@@ -81,18 +86,21 @@ class Event(StrEnum):
     # agent
     WORKER_STARTED = "worker_started"
     WORKER_EXITED = "worker_exited"
-    SEALED = "sealed"  # state of an ended worker that can be offered: worker, step, generation, checksum, of
-    PROTECTED = "protected"  # a piece has all its copies, first in a generation or again: worker, step, piece, nodes
+    SEALED = "sealed"  # the state of an ended worker can be offered: worker, step, generation, checksum, of
+    PROTECTED = "protected"  # a piece has all its copies, for the first time or again: worker, step, piece, nodes
     EXPOSED = "exposed"  # a piece has lost copies in the middle of a generation: worker, step, piece, nodes
-    COPY_FAILED = "copy_failed"  # a commit of which no copy was made: worker, step, reason
-    COPY_INTERVAL = "copy_interval"  # one of so many commits is copied: every, worker, step, generation, step_ms, cost_ms
-    TORN = "torn"  # a worker ended inside its update, and half of it is written: worker, step, generation
+    COPY_FAILED = "copy_failed"  # no copy was made of a commit: worker, step, reason
+    COPY_INTERVAL = "copy_interval"  # every nth commit is copied: every (n), worker, step, generation, step_ms, cost_ms
+    TORN = (
+        "torn"  # a worker ended inside its update, which is half written: worker, step, generation
+    )
     SAVED = "saved"  # a snapshot is stored: step, generation, tier, path, size_bytes
-    SAVE_FAILED = "save_failed"  # one is not: step, tier, reason
-    # a pod of the run went, and the run has not asked for that: node: what the pod was for; role: node, coordinator or
-    # standby; pod, cause, detail: words of the API server. Its time is that of the first sign
+    SAVE_FAILED = "save_failed"  # a snapshot is not stored: step, tier, reason
+    # a pod of the run went without a request of the run: node: the node of the pod; role: node,
+    # coordinator or standby; pod, cause, detail: the text of the API server. Its time is that of
+    # the first sign
     POD_TAKEN = "pod_taken"
-    RECORDS_CUT = "records_cut"  # a node went with records that had not come from it yet: node
+    RECORDS_CUT = "records_cut"  # a node went, and some of its records were not received: node
     RULE_FIRED = "rule_fired"  # rule, worker, rank, generation, step, verdict, value, limit, action, reason, line
     # a command's node
     COMMAND_STARTED = "command_started"  # pid, command
@@ -105,23 +113,25 @@ class Event(StrEnum):
     SETTLED = "settled"  # every member has the group of this generation
     SPARE_READY = "spare_ready"
     NODE_LOST = "node_lost"  # node, detail: with all its workers, whether they had ranks or not
-    LEFT_OUT = "left_out"  # nodes, detail: they cannot reach others, and are given no workers until they can
-    RETURNED = "returned"  # nodes: they reach everybody again
-    REBALANCED = "rebalanced"  # shares by worker, gain, paces by worker: slow ranks get fewer shards from now on
-    STRAGGLER = "straggler"  # worker and rank (of a network: none), kind: compute, input or network; score, detail
-    HANG_LIMITS = "hang_limits"  # one has moved: limits_ms, longest_ms by phase, allowance_ms, suspects until now
-    ASKED = "asked"  # for another size: request, what, accepted, reason, nodes
-    RESIZED = "resized"  # the world shall be of other nodes: size, wanted, nodes, reason
-    EVICTED = "evicted"  # a node has not left in time: node, detail
-    SET_ASIDE = "set_aside"  # node, strikes: it is given no more workers; detail: of a log rule, which asked for it
-    RULE_EXCUSED = (
-        "rule_excused"  # rule, worker, verdict, detail: it asked for an act, and there is none
+    LEFT_OUT = (
+        "left_out"  # nodes, detail: they cannot reach others, and get no workers until they can
     )
-    HEALTH = "health"  # what a node has found on itself: node, standing, reasons, findings, took_ms
+    RETURNED = "returned"  # nodes: they reach all others again
+    REBALANCED = "rebalanced"  # shares by worker, gain, paces by worker: slow ranks get fewer shards from now on
+    STRAGGLER = "straggler"  # worker and rank (none for a network), kind: compute, input or network; score, detail
+    HANG_LIMITS = "hang_limits"  # a limit has moved: limits_ms, longest_ms by phase, allowance_ms, suspects until now
+    ASKED = "asked"  # a request for another size: request, what, accepted, reason, nodes
+    RESIZED = "resized"  # the next world has other nodes: size, wanted, nodes, reason
+    EVICTED = "evicted"  # a node has not left in time: node, detail
+    SET_ASIDE = "set_aside"  # a node gets no more workers: node, strikes; detail: of the log rule that asked for it
+    RULE_EXCUSED = (
+        "rule_excused"  # an action of a log rule is not carried out: rule, worker, verdict, detail
+    )
+    HEALTH = "health"  # a node's findings on itself: node, standing, reasons, findings, took_ms
     RESUMED = "resumed"  # a coordinator took over from one that ended: term, generation, events
-    RECORD_LOST = "record_lost"  # node, generation: it has seen this one; known: the newest of the record; detail
+    RECORD_LOST = "record_lost"  # a node knows a newer generation: node, generation; known: the log's newest; detail
     CONNECTIONS_REFUSED = (
-        "connections_refused"  # count: since the last such record; reason: of the last one
+        "connections_refused"  # count: since the last such record; reason: of the last refusal
     )
     JOB_ENDED = "job_ended"
     # harness
@@ -129,59 +139,67 @@ class Event(StrEnum):
         "started"  # unix_ns: the same moment on the wall clock; pid, ticks of the launcher; name, steps, nodes, spares
         # of a command: names of its nodes by number, twin: run id of the unbroken run that it is compared with, or ""
     )
-    LOGGED = "logged"  # a command's log shows something: node, step, loss (its text); either may be missing
-    INJECTED = "injected"  # fault, what, worker, rank, step, phase, node, pid, ticks; nodes: that it strikes as a whole
+    LOGGED = "logged"  # a line in a command's log: node, step, loss (its text); step or loss may be missing
+    # the log of a container is followed, and written to log/FILE.log: file, pod, uid, container
+    LOG_FOLLOWED = "log_followed"
+    # a life of that container: file, life: its number, container_id, line: how many lines of the file precede it
+    LOG_LIFE = "log_life"
+    # lines may be missing in that file: file, life and last_life: numbers of the first and the last such life, reason,
+    # detail; after, before: the node's times of the lines around the hole, "" for none; line: as above
+    LOG_HOLE = "log_hole"
+    INJECTED = "injected"  # fault, what, worker, rank, step, phase, node, pid, ticks; nodes: struck as a whole
     # generation (of a command: None); waiting: the worker that stands at the fault's hook, or ""
     ACTED = "acted"  # a fault acts once more: fault, what, worker, rank, node, pid, generation; None: not known
-    EVIDENCE = "evidence"  # fault, level, observed, evidence; also of what is found after the run; the last one counts
-    FAULT_MISSED = "fault_missed"  # fault, what, reason: it did not act, or too late, whatever else is told of it
-    NODE_REPLACED = "node_replaced"  # node: another one was started under this name
+    EVIDENCE = "evidence"  # fault, level, observed, evidence; written after the run, too; the last record counts
+    FAULT_MISSED = "fault_missed"  # a fault did not act, or too late, whatever other records say: fault, what, reason
+    NODE_REPLACED = "node_replaced"  # another node was started under this name: node
     REPLACEMENT_FAILED = (
-        "replacement_failed"  # node, reason: it is tried again; the same reason is told once
+        "replacement_failed"  # it is tried again: node, reason; each reason is recorded once
     )
-    LIFTED = (
-        "lifted"  # a fault has ended while the run goes on, as a cut that is healed: fault, what
-    )
+    LIFTED = "lifted"  # a fault has ended while the run goes on, such as a healed cut: fault, what
     UNDONE = "undone"  # fault, ok: nothing of it is left; acted_ns: of its last act; starved_s: its target had no CPU
     RUN_ENDED = "run_ended"  # reason: see RunEnd; ok, detail: of the job; exits: of a command, node -> how, status
 
 
 class RunEnd(StrEnum):
-    """Why a run was over, as its harness saw it."""
+    """The reason for the end of a run, as its harness saw it."""
 
-    ENDED = "ended"  # the job said so, or the command had ended on every node
+    ENDED = "ended"  # the job reported its end, or the command had ended on every node
     DEADLINE = "deadline"
     STALLED = "stalled"  # a command showed no step for as long as its plan allows
-    COORDINATOR_LOST = "coordinator lost"  # and no other took over
-    HARNESS = "harness"  # it failed itself, was interrupted, or the job refused its input
+    COORDINATOR_LOST = "coordinator lost"  # no other coordinator took over
+    HARNESS = "harness"  # the harness failed or was interrupted, or the job refused its input
 
 
-#: Cause of the loss of a worker whose process is gone, whichever witness noticed it first: liveness mutex, pidfd or the
-#: report of its parent. How it exited is known later; the record ``worker_exited`` says it.
+#: Cause of the loss of a worker of which the process is gone. The liveness mutex, the pidfd or the
+#: report of its parent may show it first. The record ``worker_exited`` holds the exit status later.
 EXITED = "exited"
 
-#: A log rule of the user's asked for it: :mod:`chaoskit.coordinator.detectors.rulings`.
+#: Cause of a loss that a log rule of the user asked for:
+#: :mod:`chaoskit.coordinator.detectors.rulings`.
 LOG_RULE = "log rule"
 
-#: Of a rank that held the others up for too long.
+#: Cause of the loss of a rank that held the others up for too long.
 HUNG = "hung"
 
-#: Of a rank that computed slower than the others for too long.
+#: Cause of the loss of a rank that computed slower than the others for too long.
 SLOW = "slow"
 
-#: Of a rank whose numbers were found corrupt.
+#: Cause of the loss of a rank with corrupt numbers.
 CORRUPT = "corrupt"
 
 #: Causes of losses that are decided on suspicion: the rank may have been healthy.
 SUSPECTED_CAUSES = frozenset({HUNG, SLOW})
 
-#: Causes of the loss of a rank that does not go on: which one depends on which limit is reached first.
+#: Causes of the loss of a rank that does not go on; the cause is that of the limit that is reached
+#: first.
 HUNG_CAUSES = frozenset({HUNG, LOG_RULE})
 
-#: Causes of the loss of a rank whose code fails: whatever catches the exception may also end it, or hang.
+#: Causes of the loss of a rank of which the code fails: an exception may end the process, or make
+#: it hang.
 FAILED_CAUSES = HUNG_CAUSES | {EXITED, "raised"}
 
-#: All causes for which a worker is given up.
+#: All causes of the loss of a worker.
 LOSS_CAUSES = FAILED_CAUSES | {
     "stopped",
     "slow",
@@ -196,7 +214,7 @@ LOSS_CAUSES = FAILED_CAUSES | {
 
 
 class Verdict(StrEnum):
-    """What a run proved. ``worst`` merges several."""
+    """The result of a run's checks. ``worst`` merges several."""
 
     PASSED = "passed"
     UNKNOWN = "unknown"
@@ -205,12 +223,12 @@ class Verdict(StrEnum):
 
     @property
     def exit_code(self) -> int:
-        """Exit status of the commands and of a pytest session; 2 is bad input, 3 to 6 are pytest's own."""
+        """The exit status of commands and pytest sessions; 2 is bad input, 3 to 6 pytest's own."""
         return _EXIT_CODES[self]
 
     @staticmethod
     def worst(verdicts: list[Verdict]) -> Verdict:
-        """The worst of several verdicts; no verdict at all is ``unknown``."""
+        """Return the worst of several verdicts, or ``unknown`` if there is none."""
         return max(verdicts, key=_SEVERITY.index, default=Verdict.UNKNOWN)
 
 
@@ -218,7 +236,7 @@ _SEVERITY = [Verdict.PASSED, Verdict.UNKNOWN, Verdict.FAILED, Verdict.ERROR]
 _EXIT_CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.UNKNOWN: 10, Verdict.ERROR: 11}
 EXIT_BAD_INPUT = 2
 
-#: The recovery timeline, in order; each span ends at the moment it is named after.
+#: The phases of the recovery timeline, in order; each ends at the moment that it is named after.
 RECOVERY_PHASES = (
     "detected",
     "quiesced",

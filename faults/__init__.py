@@ -1,6 +1,9 @@
-"""The faults: ``from faults import Kill, Hang, NaN, Raise`` and many more; :data:`CATALOGUE` has them all.
+"""Public names of the fault library: ``from faults import Kill, Hang, NaN, Raise`` and many more.
 
-``chaoskit.faults`` is the same package. Its name serves in a project that has a package ``faults`` of its own.
+:data:`CATALOGUE` lists all faults. ``chaoskit.faults`` is the same package: a project that has a
+package ``faults`` of its own imports it by that name.
+
+-> base.py: the class from which a fault of your own is derived; kinds.py: how it is found by name.
 """
 
 from chaoskit.faults.base import Fault
@@ -13,7 +16,6 @@ from chaoskit.faults.kubernetes.machine import (
 )
 from chaoskit.faults.kubernetes.pending import BadImage, NoRoom
 from chaoskit.faults.kubernetes.pod import DeletePod, EvictPod, KillContainer, PreemptPod
-from chaoskit.faults.moments import at_rate
 from chaoskit.faults.network.links import Flap, LinkDown
 from chaoskit.faults.network.partitions import Cut, Reset
 from chaoskit.faults.network.slow_network import Bandwidth, Delay, Loss
@@ -34,6 +36,7 @@ from chaoskit.faults.processes.memory import OutOfMemory
 from chaoskit.faults.processes.raising import Raise
 from chaoskit.faults.processes.slow import Straggle
 from chaoskit.faults.processes.sticky import CrashLoop, FailLoad
+from chaoskit.faults.random_moments import at_rate
 from chaoskit.faults.short_name import SHORT, share_modules
 from chaoskit.faults.storage.copies import CorruptReplica, LosePeerCopy
 from chaoskit.faults.storage.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
@@ -43,7 +46,7 @@ from chaoskit.faults.storage.stored import CorruptFile
 from chaoskit.faults.storage.torn import TornWrite
 from chaoskit.faults.target import Target
 
-#: Every fault there is, for catalogues and strategies.
+#: All faults of this package, for the printed catalogue and for strategies.
 CATALOGUE: tuple[type[Fault], ...] = (
     Kill,
     Hang,

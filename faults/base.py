@@ -1,8 +1,16 @@
-"""What a fault is: its moment and its target, what it does, and how one can see that it took effect.
+"""Base class of all faults, and the functions that type and expand the faults of a run.
 
-A fault is a frozen description. The harness waits for its moment and lets it act on a :class:`Target`; the fault then
-waits for its evidence. The act and the evidence never come from the same source: a signal was sent, the process *is*
-gone.
+A fault is a frozen description: its moment, its target, what it does, and the evidence that it took
+effect. The harness waits for the moment and lets the fault act on a :class:`Target`; the fault then
+waits for its evidence. The act and the evidence never come from the same source: a signal was sent,
+the process *is* gone.
+
+-> experiment/injection/job_follower.py: when a fault is due, and which process has its rank then;
+injector.py runs ``inject`` and records the evidence.
+-> experiment/injection/roster.py: which process has a role such as ``most_shards`` at that moment.
+-> experiment/judge/fault_audit.py: the check that a fault struck its planned target.
+-> substrate/undo/guard.py: the undo of a fault whose run was killed.
+-> processes/kill.py is a short example of a fault.
 """
 
 from __future__ import annotations
@@ -11,7 +19,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from random import Random
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput, name_remedy
@@ -23,9 +31,7 @@ from chaoskit.typed import convert, convert_fields
 from chaoskit.vocabulary import LOSS_CAUSES, STRIKE_PHASES, TRIGGER_PHASES
 from chaoskit.wire.messages import Trigger
 
-Found = TypeVar("Found")
-
-#: What goes wrong, by the keys that faults use, in the catalogue's order.
+#: Headings of the families of faults, by the keys that faults use, in the catalogue's order.
 FAMILIES = {
     "process": "A process ends",
     "standstill": "A process stands still",
@@ -51,11 +57,16 @@ DRAWN_ROLES: dict[str, Callable[[int], int]] = {
 LIVE_ROLES = ("most_shards", "healer")
 
 
+def fault_id(number: int) -> str:
+    """Return the name of a fault in messages and journals, such as ``fault0`` for the first."""
+    return f"fault{number}"
+
+
 def require_seconds(field: str, value: float, *, above_0: bool = False) -> None:
-    """Refuse what is no duration.
+    """Raise BadInput unless ``value`` is a duration in seconds.
 
     Raises:
-        BadInput: if it is below 0, endless or no number; or 0, where it must be above.
+        BadInput: if it is below 0, infinite or NaN; or 0, where ``above_0`` is set.
     """
     if not 0 <= value < math.inf or (above_0 and value == 0):
         raise BadInput(
@@ -64,37 +75,36 @@ def require_seconds(field: str, value: float, *, above_0: bool = False) -> None:
 
 
 def require_message(message: str) -> None:
-    """Refuse the text of an exception by which that cannot be told from any other.
+    """Raise BadInput unless ``message`` identifies an exception.
 
     Raises:
-        BadInput: if there is none.
+        BadInput: if it is empty or blank.
     """
     if not message.strip():
         raise BadInput("message", message, "use some text: the exception is known by it")
 
 
-def found(evidence: Found | None) -> Found:
-    """What an endless wait has found: it has no other end."""
-    assert evidence is not None
-    return evidence
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Base of all faults. Exactly one of ``at_step``, ``after_s`` and ``during`` says when.
+    """Base of all faults. Exactly one of ``at_step``, ``after_s`` and ``during`` gives the moment.
 
     Args:
-        rank: the rank to hit, in whatever process holds it then; or a role: ``any`` (one rank), ``minority``,
-            ``majority``, ``all_but_one``, ``all`` (drawn from the run's seed), ``most_shards``, or ``healer`` (the
-            rank from which a joiner is about to take its state).
-        at_step: the step during which it strikes, counted from 0. The rank is stopped there until the fault is in.
-        phase: ``forward``, ``backward``, ``reduce`` or ``optimizer``: the rank is stopped on entering it.
+        rank: the rank to hit, in whatever process holds it then; or a role: ``any`` (one rank),
+            ``minority``, ``majority``, ``all_but_one``, ``all`` (drawn from the run's seed),
+            ``most_shards``, or ``healer`` (the rank from which a joiner is about to take its
+            state).
+        at_step: the step during which it strikes, counted from 0. The rank is stopped there until
+            the fault is in.
+        phase: ``forward``, ``backward``, ``reduce`` or ``optimizer``: the rank is stopped on
+            entering it.
         after_s: seconds after the first committed step.
-        during: a phase of a recovery: ``detection`` (a loss that an earlier fault caused became known), ``regroup``
-            (all steps are known, the group is not built), ``restore`` (before the rank takes over state), ``recommit``
-            (in the optimizer of its first step in the new membership).
-        recovery: which one, for ``during``: the first from the n-th change of membership on (generation n + 1, growth
-            counts, too) in which the rank comes to that phase; for ``detection``, the n-th fault that shows as a loss.
+        during: a phase of a recovery: ``detection`` (a loss that an earlier fault caused became
+            known), ``regroup`` (all steps are known, the group is not built), ``restore`` (before
+            the rank takes over state), ``recommit`` (in the optimizer of its first step in the new
+            membership).
+        recovery: which one, for ``during``: the first from the n-th change of membership on
+            (generation n + 1, growth counts, too) in which the rank comes to that phase; for
+            ``detection``, the n-th fault that shows as a loss.
     """
 
     rank: int | str
@@ -108,56 +118,64 @@ class Fault:
     family: ClassVar[str] = ""
     #: One sentence for the catalogue.
     effect: ClassVar[str] = ""
-    #: What makes it effective, for the catalogue.
+    #: Description of the evidence that it took effect, for the catalogue.
     evidence: ClassVar[str] = ""
-    #: What makes it impactful: how the job feels it.
+    #: Description of its impact on the job, for the catalogue.
     impact: ClassVar[str] = "the rank is given up, with the cause"
-    #: What jobs are expected to notice of it, by kind of job, where they differ.
+    #: Kind of job -> the damage that such a job is expected to detect, where kinds differ.
     caught: ClassVar[Mapping[str, str]] = {}
-    #: Real incidents that it stands for, in words.
+    #: Description of the real incidents that it stands for.
     stands_for: ClassVar[str] = ""
-    #: The same as rows of published tables, with their shares.
+    #: Rows of published tables that count these incidents, with their shares.
     counted: ClassVar[tuple[IncidentKind, ...]] = ()
-    #: Why there is no such row; "" if there is one.
+    #: Reason why no table has such a row; "" if one has.
     unlisted: ClassVar[str] = ""
-    #: What puts back what it leaves behind.
+    #: Description of how its effects are undone, for the catalogue.
     undo: ClassVar[str] = "nothing is left behind"
-    #: Substrates that can do it.
+    #: Substrates on which it can be injected.
     substrates: ClassVar[tuple[str, ...]] = ("local", "netns", "docker", "kubernetes")
-    #: Arguments of an instance that can be run with the job ``gpt`` on four nodes, on any machine.
+    #: Arguments of a sample instance, which runs with the job ``gpt`` on four nodes, on any
+    #: machine.
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20}
     #: Arguments in which instances differ so much that they can take different moments.
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     #: A line for a test, with the sample for ``{fault}``.
     example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])'
-    #: What it costs at most of what trained from the start: ``nothing``, a ``process``, or a ``node``.
+    #: Largest part of the first world that it costs: ``nothing``, a ``process``, or a ``node``.
     cost: ClassVar[Literal["nothing", "process", "node"]] = "node"
-    #: Fields -> values from which random plans draw it; None: only if :mod:`faults.strategies` has a recipe for it.
+    #: Fields -> values from which random plans draw it; None: only if :mod:`faults.strategies` has
+    #: a recipe for it.
     drawn: ClassVar[Mapping[str, Sequence[Any]] | None] = None
-    #: Whether its rank has no meaning: each rank that comes to its moment stops there.
+    #: True if its rank has no meaning: each rank that comes to its moment stops there.
     every_rank: ClassVar[bool] = False
-    #: Whether it strikes a whole node, so that the loss of each of its workers is its doing.
+    #: True if its target exists once, such as the coordinator: any role gives a single fault.
+    has_one_target: ClassVar[bool] = False
+    #: True if it ends the coordinator.
+    ends_coordinator: ClassVar[bool] = False
+    #: True if it strikes a whole node, so that it explains the loss of each worker of the node.
     whole_node: ClassVar[bool] = False
-    #: Whether it takes the node away for good: what ran there is not expected to end well.
+    #: True if it removes the node for good: the processes of the node are not expected to end well.
     ends_node: ClassVar[bool] = False
-    #: Whether a machine is to stand by: for the node that it brings, or for what comes back elsewhere.
+    #: True if it needs a standby machine: for the node that it adds, or for a node that moves.
     needs_standby: ClassVar[bool] = False
-    #: Whether the job must show it: a fault of this kind that took effect, and was not felt, has tried nothing.
+    #: True if the job must show an impact: a fault that took effect but was not felt tests nothing.
     is_felt: ClassVar[bool] = False
-    #: Whether no rank may ever be given up for it: then the loss of the one it struck is a false alarm all the same.
+    #: True if no rank may be given up for it: the loss of a rank that it struck is a false alarm.
     blameless: ClassVar[bool] = False
-    #: Whether it strikes what only chaoskit's own runtime has, so that it cannot be done to any other command.
+    #: True if it strikes a part of chaoskit's own runtime, so that other commands cannot have it.
     of_runtime: ClassVar[bool] = False
-    #: Whether it strikes the remote tier, so that a proxy of ours must stand before its store.
+    #: True if it strikes the remote tier, so that the run needs chaoskit's proxy before its store.
     of_store: ClassVar[bool] = False
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Refuse arguments that are no fields of the fault, before ``__init__`` raises TypeError without a remedy.
+        """Refuse arguments that are no fields of the fault, with a remedy.
+
+        ``__init__`` would raise a TypeError without one.
 
         Raises:
             BadInput: naming the argument and the field that was probably meant.
         """
-        names = [item.name for item in fields(cls)]
+        names = [declared.name for declared in fields(cls)]
         if args:
             raise BadInput(cls.__name__, args, f"give each value a name, such as {names[0]}=1")
         for name, value in given.items():
@@ -167,46 +185,64 @@ class Fault:
 
     @classmethod
     def unavailable(cls) -> str:
-        """Why this machine cannot do it at all; "" if it can do any of its forms."""
+        """Return the reason why this machine cannot inject any form of it; "" if it can."""
         return ""
 
     @classmethod
     def restricted(cls) -> str:
-        """Which of its forms this machine cannot do, and why; "" if it can do them all."""
+        """Return the forms of it that this machine cannot inject, and why; "" for none."""
         return ""
+
+    # A subclass overrides a property by a class attribute where all its instances have one value.
 
     @property
     def needs(self) -> tuple[type[Action], ...]:
-        """What the nodes of a run must let be done to them. The substrate is asked, before anything starts."""
+        """The actions that it applies to nodes.
+
+        The substrate is asked for them before anything starts.
+        """
         return ()
 
     @property
     def kind(self) -> str:
+        """The name of its class, by which plans and reports call it."""
         return type(self).__name__
 
     @property
     def evidence_s(self) -> float:
-        """Seconds that its evidence may need after the act; 0.0 where it comes at once."""
+        """The seconds that its evidence may take after the act; 0.0 if it comes at once.
+
+        Without evidence, a run that ends earlier is reported as too short.
+        """
         return 0.0
 
     @property
     def from_outside(self) -> bool:
-        """Whether it can strike without the worker's help. Else the rank must stand at a hook of its main thread."""
+        """True if it strikes without the worker's help.
+
+        Otherwise the rank must stop at a hook of its main thread first.
+        """
         return False
 
     @property
     def leads_to(self) -> frozenset[str]:
-        """Causes of the losses that it explains. For any other one, something else was to blame."""
+        """The causes of the losses that it explains.
+
+        A loss with any other cause has another reason.
+        """
         return LOSS_CAUSES
 
     @property
     def must_show(self) -> frozenset[str]:
-        """Causes of losses, or of numbers that are found bad, of which one must follow. Empty: a job may bear it."""
+        """The causes of losses, or of bad numbers, of which at least one must follow.
+
+        It is empty if a job may survive the fault without any.
+        """
         return self.leads_to if self.is_felt else frozenset()
 
     @property
     def moment(self) -> str:
-        """When it strikes, in words."""
+        """The moment at which it strikes, in words."""
         if self.at_step is not None:
             return f"in {self.phase} of step {self.at_step}"
         if self.after_s is not None:
@@ -218,16 +254,20 @@ class Fault:
 
     def __str__(self) -> str:
         shown = [
-            f"{item.name}={getattr(self, item.name)!r}"
-            for item in fields(self)
-            if item.default is MISSING or getattr(self, item.name) != item.default
+            f"{declared.name}={getattr(self, declared.name)!r}"
+            for declared in fields(self)
+            if declared.default is MISSING or getattr(self, declared.name) != declared.default
         ]
         return f"{self.kind}({', '.join(shown)})"
 
-    # -- before the run -------------------------------------------------------------------------------------------
+    # -- before the run ----------------------------------------------------------------------------
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
-        """Refuse what can never strike.
+        """Raise BadInput if the fault can never strike in such a run.
+
+        Args:
+            nodes: number of nodes, with one rank each.
+            steps: number of steps; None if it is not known before the run.
 
         Raises:
             BadInput: naming the field, its value and the remedy.
@@ -252,13 +292,14 @@ class Fault:
         self._validate_recovery()
 
     def require(self, config: RunConfig) -> None:
-        """Refuse a run in which it would mean nothing.
+        """Raise BadInput if the settings of the run leave the fault without any effect.
 
         Raises:
             BadInput: naming the setting of the run, its value and the remedy.
         """
 
     def _validate_rank(self, nodes: int) -> None:
+        """Raise BadInput unless the rank or the role selects a rank of such a run."""
         if not isinstance(self.rank, str):
             if not 0 <= self.rank < nodes:
                 raise BadInput(
@@ -278,6 +319,7 @@ class Fault:
             raise BadInput("rank", self.rank, remedy)
 
     def _validate_recovery(self) -> None:
+        """Raise BadInput unless the fault can strike in the phase of a recovery that it names."""
         if self.during is None:
             if self.recovery != 1:
                 raise BadInput("recovery", self.recovery, "use it with during=... only")
@@ -290,57 +332,74 @@ class Fault:
         if self.recovery < 1:
             raise BadInput("recovery", self.recovery, "use 1 or more")
         if self.phase != "forward":
-            raise BadInput("phase", self.phase, "leave it out: during=... says where")
+            raise BadInput("phase", self.phase, "leave it out: during=... names the phase")
 
     def expand(self, nodes: int, chance: Random) -> tuple[Self, ...]:
-        """One fault a rank, for a role that stands for ranks drawn by ``chance``; else the fault itself."""
+        """Return one fault for each rank of a drawn role, in the order of the ranks.
+
+        A fault with a number or a live role is returned itself. A fault with a single target
+        strikes the lowest of the drawn ranks only.
+
+        Args:
+            nodes: number of ranks to draw from.
+            chance: draws the ranks.
+        """
         if self.rank not in DRAWN_ROLES:
             return (self,)
         drawn = sorted(chance.sample(range(nodes), DRAWN_ROLES[str(self.rank)](nodes)))
+        if self.has_one_target:
+            drawn = drawn[:1]
         return tuple(replace(self, rank=rank) for rank in drawn)
 
     @property
     def place_of_rank(self) -> tuple[int, str]:
-        """The rank that it strikes, or -1 and its role."""
+        """The number of the rank that it strikes and "", or -1 and its role.
+
+        A fault of every rank has -1 and "".
+        """
         if self.every_rank:
             return -1, ""
         return (-1, self.rank) if isinstance(self.rank, str) else (self.rank, "")
 
     def trigger(self, fault_id: str) -> Trigger | None:
-        """Where a rank stops and waits; None if that cannot be said before the run.
+        """Return the hook at which a rank stops and waits; None if the run decides that later.
 
-        The judge compares what was struck with the fields of the fault, and never asks this method.
+        It decides later on a fault at a time or after the detection of a loss. The judge compares
+        what was struck with the fields of the fault, and never calls this method.
         """
         rank, role = self.place_of_rank
         if self.at_step is not None:
             return Trigger(fault_id, rank, self.at_step, self.phase, role=role)
-        if self.during in (None, "detection"):
+        if self.during is None or self.during == "detection":
             return None
-        assert self.during is not None
         return Trigger(fault_id, rank, -1, self.during, generation=self.recovery + 1, role=role)
 
-    # -- during the run -------------------------------------------------------------------------------------------
+    # -- during the run ----------------------------------------------------------------------------
 
     def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        """Act, wait for evidence, and put back what must be: an async generator that tells the fault's story.
+        """Act, wait for evidence, and undo the act: an async generator with the whole story.
 
-        What stands before its first ``await`` is done at the exact moment, while the rank waits at its hook, together
-        with all that is due there. Each ``yield`` is proof that comes from elsewhere than the act; of several the last
-        one counts. What must be put back stands in ``with`` or ``finally``, and is written to ``target.undo`` first: at
-        the end of the run the generator is ended where it waits.
+        The statements before its first ``await`` run at the exact moment, while the rank waits at
+        its hook, together with those of all faults that are due there. Each ``yield`` gives
+        evidence from another source than the act; the last one counts. The undo stands in ``with``
+        or ``finally``, and is written to ``target.undo`` before the act. The end of the run closes
+        the generator where it waits. A rank that still waits when it ends is released.
 
         Raises:
-            ProcessLookupError: before the first ``yield``, if the target ended by itself meanwhile.
+            ProcessLookupError: before the first ``yield``, if the target has ended by itself. The
+                fault is then missed, and the run goes on.
+            BadInput, HarnessError: if it cannot act. The run ends with this error; any other error
+                ends it as :class:`chaoskit.errors.FaultBroken`.
         """
         raise NotImplementedError
 
 
-#: Fields that say when a fault strikes.
-_MOMENT = ("at_step", "phase", "after_s", "during", "recovery")
+#: Fields that make up the moment of a fault.
+_MOMENT_FIELDS = ("at_step", "phase", "after_s", "during", "recovery")
 
 
 def typed_faults(faults: object) -> tuple[Fault, ...]:
-    """Return faults whose fields have their declared types: the constructors check nothing.
+    """Return ``faults`` with fields of the declared types, which the constructors do not check.
 
     Raises:
         BadInput: if it is not a list of faults, or naming the field of a fault that is wrong.
@@ -355,24 +414,26 @@ def _typed(fault: Fault) -> Fault:
 
 
 def draw_ranks(faults: Sequence[Fault], nodes: int, seed: int) -> tuple[Fault, ...]:
-    """Return the faults of a run, one a rank: roles are drawn from the run's seed and the place of the fault.
+    """Return the faults of a run, one for each rank that is struck.
+
+    Ranks of roles are drawn from the run's seed and the position of the fault in ``faults``.
 
     Raises:
-        BadInput: if a fault makes something else of itself than its fields say.
+        BadInput: if ``expand`` of a fault changes more than its rank.
     """
     drawn: list[Fault] = []
-    for place, fault in enumerate(faults):
-        singles = fault.expand(nodes, Random(f"{seed}/{place}"))
-        if fault.rank not in DRAWN_ROLES and singles != (fault,):
-            made = ", ".join(map(str, singles)) or "nothing"
-            remedy = f"have expand() return the fault itself, not {made}: it has a rank already"
+    for position, fault in enumerate(faults):
+        expanded = fault.expand(nodes, Random(f"{seed}/{position}"))
+        if fault.rank not in DRAWN_ROLES and expanded != (fault,):
+            result = ", ".join(map(str, expanded)) or "nothing"
+            remedy = f"have expand() return the fault itself, not {result}: it has a rank already"
             raise BadInput("faults", str(fault), remedy)
-        for single in singles:
-            if any(getattr(single, name) != getattr(fault, name) for name in _MOMENT):
+        for single in expanded:
+            if any(getattr(single, name) != getattr(fault, name) for name in _MOMENT_FIELDS):
                 raise BadInput(
                     "faults",
                     str(fault),
                     f"have expand() change the rank only, not make it {single}",
                 )
-        drawn += singles
+        drawn += expanded
     return tuple(drawn)

@@ -1,7 +1,11 @@
-"""What shows that a fault took effect: one struct for each kind of proof. Each names what it is about, and its source.
+"""Evidence that a fault took effect: one struct for each kind of proof.
 
-The source is never the act itself: a signal was sent, and the parent of the process saw it end. The judge compares the
-subject with what the fault was to strike; people read the words of ``str``.
+Each names its subject and its source. The source is never the act itself: a signal was sent, and
+the parent of the process saw it end. The judge compares the subject with the target of the fault;
+people read the words of ``str``.
+
+-> experiment/judge/fault_audit.py compares it with records of other processes.
+-> runlog/injected.py reads it back from the journal of the run.
 """
 
 from __future__ import annotations
@@ -10,11 +14,14 @@ import time
 
 import msgspec
 
-# -- what evidence is about -----------------------------------------------------------------------------------------
+# -- subjects of evidence --------------------------------------------------------------------------
 
 
 class RankProcess(msgspec.Struct, frozen=True, tag="rank"):
-    """The process of a rank. ``rank``: -1 where it has none, as a worker that is not ready yet."""
+    """The process of a rank. ``rank`` is -1 while it has none, such as before it is ready.
+
+    ``pid`` is its process id on its node.
+    """
 
     worker: str
     rank: int
@@ -22,31 +29,31 @@ class RankProcess(msgspec.Struct, frozen=True, tag="rank"):
 
 
 class WholeNode(msgspec.Struct, frozen=True, tag="node"):
-    """Everything that runs on a node, or what the node keeps."""
+    """All processes of a node, or the copies that the node keeps."""
 
     node: str
 
 
 class NetworkPath(msgspec.Struct, frozen=True, tag="path"):
-    """What goes between nodes. ``nodes``: those at its ends, and perhaps the coordinator."""
+    """A path between nodes. ``nodes`` are its ends, to which the coordinator may belong."""
 
     nodes: tuple[str, ...]
 
 
 class CoordinatorProcess(msgspec.Struct, frozen=True, tag="coordinator"):
-    """The process that decides membership."""
+    """The process of the coordinator, which decides membership."""
 
     pid: int
 
 
 class SizeRequest(msgspec.Struct, frozen=True, tag="request"):
-    """A request that was made of the run, by the name of its fault."""
+    """A request for another size of the run, by the name of the fault that made it."""
 
     fault: str
 
 
 class SharedStore(msgspec.Struct, frozen=True, tag="store"):
-    """What all nodes store in: a directory or an object store."""
+    """The store that all nodes share: a directory or an object store."""
 
     place: str
 
@@ -65,16 +72,16 @@ Subject = (
     | SharedStore
 )
 
-# -- kinds of proof -------------------------------------------------------------------------------------------------
+# -- kinds of proof --------------------------------------------------------------------------------
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of all kinds of proof.
 
     Attributes:
-        subject: what it is about.
-        source: which process, or part of the kernel, says so.
-        observed_ns: since when it was seen, CLOCK_MONOTONIC.
+        subject: the process, node, path or store that the proof is about.
+        source: the process, or part of the kernel, that it comes from, in words.
+        observed_ns: CLOCK_MONOTONIC time at which it was seen; the time of its creation by default.
     """
 
     subject: Subject
@@ -83,7 +90,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class InWords(Evidence, frozen=True, kw_only=True):
-    """Base of proof that is told in words. ``seen``: them, with the numbers."""
+    """Base of proof that is described in words. ``seen`` has them, with the numbers."""
 
     seen: str
 
@@ -95,8 +102,8 @@ class ProcessEnded(Evidence, frozen=True, kw_only=True):
     """A process has ended, by a signal or with a status.
 
     Attributes:
-        how: ``killed``, ``dumped`` or ``exited``; ``gone`` where nothing tells more.
-        status: ``SIGKILL``, ``status 1``; "" where nothing tells.
+        how: ``killed``, ``dumped`` or ``exited``; ``gone`` if no more is known.
+        status: ``SIGKILL``, ``status 1``; "" if it is unknown.
     """
 
     subject: RankProcess | CoordinatorProcess
@@ -117,7 +124,13 @@ class ProcessEnded(Evidence, frozen=True, kw_only=True):
 
 
 class NodeGone(Evidence, frozen=True, kw_only=True):
-    """Every process of a node, or of several, is gone. ``more``: what belongs to it, in words."""
+    """All processes of one or several nodes are gone.
+
+    Attributes:
+        first: name of the first process, such as ``the agent``.
+        pids: process ids, that of the first process first.
+        more: text that follows, such as other nodes that are gone; "" for none.
+    """
 
     subject: WholeNode
     first: str
@@ -130,24 +143,29 @@ class NodeGone(Evidence, frozen=True, kw_only=True):
 
 
 class ProcessStopped(InWords, frozen=True, kw_only=True):
-    """A process stands still, as the kernel or its parent says."""
+    """A process is stopped, according to the kernel or its parent."""
 
     subject: RankProcess
 
 
 class NodeFrozen(Evidence, frozen=True, kw_only=True):
-    """Every process of a node stands still at the same time. ``still_s``: for how long none had a CPU; 0: stopped."""
+    """All processes of a node stand still at the same time.
+
+    Attributes:
+        processes: number of the processes.
+        still_s: seconds for which none of them had a CPU; 0 if they are stopped by a signal.
+    """
 
     subject: WholeNode
     processes: int
     still_s: float = 0.0
 
     def __str__(self) -> str:
-        them = f"all {self.processes} processes of {self.subject.node} are"
+        subject = f"all {self.processes} processes of {self.subject.node} are"
         return (
-            f"{them} frozen: none has run for {self.still_s * 1000:.0f} ms"
+            f"{subject} frozen: none has run for {self.still_s * 1000:.0f} ms"
             if self.still_s
-            else f"{them} in state T (stopped)"
+            else f"{subject} in state T (stopped)"
         )
 
 
@@ -158,30 +176,33 @@ class MachineSilent(InWords, frozen=True, kw_only=True):
 
 
 class ServerSilent(InWords, frozen=True, kw_only=True):
-    """A server answers nothing that it is asked."""
+    """A server answers no request."""
 
     subject: ApiServer
 
 
 class ThreadStuck(InWords, frozen=True, kw_only=True):
-    """A thread of a rank makes no progress, though its process lives."""
+    """A thread of a rank makes no progress, though its process is alive.
+
+    ``tid`` is the id of the thread in the kernel.
+    """
 
     subject: RankProcess
     tid: int
 
 
 class Counted(InWords, frozen=True, kw_only=True):
-    """The kernel, or a process, has counted how often something met the fault.
+    """A count, by the kernel or a process, of how often something met the fault.
 
     Attributes:
-        count: how often.
+        count: number of times.
     """
 
     count: int
 
 
 class ReadBack(Evidence, frozen=True, kw_only=True):
-    """What was changed was read again afterwards, and is not what it was. ``value``: in words."""
+    """A changed value that was read again differs from before. ``value`` has it in words."""
 
     value: str
 
@@ -190,27 +211,35 @@ class ReadBack(Evidence, frozen=True, kw_only=True):
 
 
 class RoundTrip(InWords, frozen=True, kw_only=True):
-    """Echoes between two nodes take longer than before, or are lost. In milliseconds; None: lost."""
+    """Echoes between two nodes take longer than before, or are lost.
+
+    Attributes:
+        before_ms: round trip before the act, in milliseconds.
+        after_ms: round trip after the act, in milliseconds; None for a lost echo.
+    """
 
     before_ms: float
     after_ms: float | None
 
 
 class LossReported(InWords, frozen=True, kw_only=True):
-    """The agent or the coordinator has given a worker up, or seen it end. ``cause``, ``detail``: in its words."""
+    """A report of the agent or the coordinator that a worker is given up, or was seen to end.
+
+    ``cause`` is the cause of the report; ``seen`` has its words.
+    """
 
     subject: RankProcess | WholeNode
     cause: str
 
 
 class AgentHeard(InWords, frozen=True, kw_only=True):
-    """The coordinator hears the agent that was started on a node."""
+    """The agent that was started on a node has reached the coordinator."""
 
     subject: WholeNode | SizeRequest
 
 
 class WorldFormed(InWords, frozen=True, kw_only=True):
-    """Every rank of a world has built its group. ``size``: how many ranks it has."""
+    """All ranks of a world have built their group. ``size`` is the number of ranks."""
 
     subject: SizeRequest
     size: int

@@ -1,8 +1,9 @@
-"""Why large training runs stop in the real world: two published tables, and the only place where their numbers stand.
+"""Reasons why large training runs stop in the real world, as counted by two published tables.
 
-Faults name the rows that they stand for (``Fault.counted``). Shares are as printed in the sources, and not recomputed:
-those of the first table add up to 94.9 %, and its first row (148 of 419, printed as 30.1 %) does not fit its own count.
-Use counts or shares, never both together.
+This module is the only place for these numbers. Faults name the rows that they stand for
+(``Fault.counted``). Shares are as printed in the sources, and not recomputed: those of the first
+table add up to 94.9 %, and its first row (148 of 419, printed as 30.1 %) does not fit its own
+count. Use counts or shares, never both together.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ class Study:
     """A publication that counts incidents.
 
     Attributes:
-        name: for a table's column.
-        title: of the publication.
-        counted: what the counts are of.
+        name: short name, for the column of a table.
+        title: title of the publication.
+        counted: description of the incidents that were counted.
     """
 
     name: str
@@ -27,13 +28,15 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class IncidentKind:
-    """One row of a study's table.
+    """A row of a study's table.
 
     Attributes:
-        count: events.
-        percent: the printed share.
-        together: the share was printed for several rows as one; see ``percent`` of each of them.
-        missing: what no fault shows of it yet; "" if nothing is known to be missing.
+        study: the study.
+        name: the incident, in words.
+        count: number of incidents.
+        percent: the printed share, in percent.
+        together: the share was printed for several rows as one; ``percent`` repeats it in each.
+        missing: the part of it that no fault reproduces yet; "" if no part is known.
     """
 
     study: Study
@@ -48,7 +51,7 @@ class IncidentKind:
         """The printed share in words."""
         if not self.together:
             return f"{self.percent:.1f} %"
-        rows = sum(one.together and one.study == self.study for one in INCIDENTS)
+        rows = sum(row.together and row.study == self.study for row in INCIDENTS)
         return f"{self.percent:.1f} % for {rows} rows together"
 
     def __str__(self) -> str:

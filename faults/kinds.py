@@ -1,4 +1,7 @@
-"""All kinds of faults: those of this package, those that other distributions bring, and any class by its place."""
+"""Registry of fault classes: this package's, those of other distributions, and ``module:Class``.
+
+-> experiment/plan/planfile.py reads and writes plans with these names.
+"""
 
 from __future__ import annotations
 
@@ -17,45 +20,54 @@ GROUP = "chaoskit.faults"
 
 @cache
 def kinds() -> tuple[type[Fault], ...]:
-    """The catalogue, and after it what other installed distributions bring.
+    """Return the catalogue, followed by the faults of other installed distributions.
 
     Raises:
-        BadInput: if what one of them brings is no fault, cannot be imported, or bears a name that is taken.
+        BadInput: if an entry point is no fault, cannot be imported, or has an unknown family or a
+            name that is taken.
     """
-    found = list(CATALOGUE)
-    for entry in sorted(entry_points(group=GROUP)):
-        kind = _loaded(entry)
-        if kind.__name__ in {one.__name__ for one in found}:
+    classes = list(CATALOGUE)
+    for point in sorted(entry_points(group=GROUP)):
+        kind = _loaded(point)
+        if kind.__name__ in {other.__name__ for other in classes}:
             raise BadInput(
-                "faults", entry.value, _remedy(entry, f"there is another {kind.__name__}")
+                "faults", point.value, _remedy(point, f"there is another {kind.__name__}")
             )
-        found.append(kind)
-    return tuple(found)
+        classes.append(kind)
+    return tuple(classes)
 
 
-def _loaded(entry: EntryPoint) -> type[Fault]:
+def _loaded(point: EntryPoint) -> type[Fault]:
+    """Return the fault that an entry point names.
+
+    Raise BadInput if it names none, cannot be imported, or has an unknown family.
+    """
     try:
-        kind = entry.load()
+        kind = point.load()
     except (ImportError, AttributeError) as error:
-        raise BadInput("faults", entry.value, _remedy(entry, str(error))) from error
+        raise BadInput("faults", point.value, _remedy(point, str(error))) from error
     if not isinstance(kind, type) or not issubclass(kind, Fault):
-        raise BadInput("faults", entry.value, _remedy(entry, "it is no subclass of faults.Fault"))
+        raise BadInput("faults", point.value, _remedy(point, "it is no subclass of faults.Fault"))
     if kind.family not in FAMILIES:
         raise BadInput(
             "faults",
-            entry.value,
-            _remedy(entry, f"its family must be one of {', '.join(FAMILIES)}"),
+            point.value,
+            _remedy(point, f"its family must be one of {', '.join(FAMILIES)}"),
         )
     return kind
 
 
-def _remedy(entry: EntryPoint, problem: str) -> str:
-    name = entry.dist.name if entry.dist is not None else entry.name
-    return f"mend or uninstall {name}, which brings it as a fault: {problem}"
+def _remedy(point: EntryPoint, problem: str) -> str:
+    name = point.dist.name if point.dist is not None else point.name
+    return f"correct or uninstall {name}, which provides it as a fault: {problem}"
 
 
 def name_of(kind: type[Fault]) -> str:
-    """What a plan calls a kind: its own name in the catalogue, else ``module:Class``, from which it can be imported."""
+    """Return the name of a kind in plans.
+
+    It is the class name for a kind of the catalogue, otherwise ``module:Class``, from which it can
+    be imported. A class that cannot be imported, such as a local one, has its class name, too.
+    """
     if (
         kind in CATALOGUE
         or getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind
@@ -65,10 +77,10 @@ def name_of(kind: type[Fault]) -> str:
 
 
 def find_kind(name: str, field: str = "kind") -> type[Fault]:
-    """The kind of that name, in any case, or the class at ``module:Class``.
+    """Return the kind of that name, in upper or lower case, or the class at ``module:Class``.
 
     Raises:
-        BadInput: naming ``field``, if there is none.
+        BadInput: naming ``field``, if there is no such kind, or the class is no fault.
     """
     module, _, attribute = name.partition(":")
     if attribute:
@@ -76,7 +88,9 @@ def find_kind(name: str, field: str = "kind") -> type[Fault]:
             kind = getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise BadInput(
-                field, name, f"install what has it, or put it on PYTHONPATH: {error}"
+                field,
+                name,
+                f"install its distribution, or add its directory to PYTHONPATH: {error}",
             ) from error
         if not isinstance(kind, type) or not issubclass(kind, Fault):
             raise BadInput(field, name, "name a subclass of faults.Fault")

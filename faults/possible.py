@@ -1,4 +1,4 @@
-"""Which moments and targets each kind of fault can take, found by asking its own checks."""
+"""Moments and targets that each kind of fault accepts, found by calling its own checks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from chaoskit.vocabulary import STRIKE_PHASES, TRIGGER_PHASES
 
 #: A run in which every role stands for at least one rank.
 _NODES, _STEPS = 4, 60
-#: A refusal that names one of these is about the moment or the target; any other is about the machine.
+#: Fields of the moment and the target. A refusal that names any other field is about the machine.
 _PLACES = ("rank", "at_step", "phase", "after_s", "during", "recovery")
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What one form of a fault can take.
+    """Moments and targets that one form of a fault accepts.
 
     Attributes:
-        form: the arguments that make this form, such as ``{"how": "gil"}``; empty for the only one.
-        phases: of a step. times: whether it can be given a time. recoveries: phases of a recovery. roles: of ranks.
+        form: the arguments of this form, such as ``{"how": "gil"}``; empty if there is only one.
+        phases: accepted phases of a step.
+        times: a time is accepted.
+        recoveries: accepted phases of a recovery.
+        roles: accepted roles of ranks.
     """
 
     form: Mapping[str, Any]
@@ -33,35 +36,42 @@ class Moments:
 
 
 def moments(kind: type[Fault]) -> list[Moments]:
-    """The moments and roles of each form of a fault."""
+    """Return the moments and roles of each form of a fault, in the order of ``kind.forms``."""
     return [_moments(kind, form) for form in kind.forms]
 
 
 def _moments(kind: type[Fault], form: Mapping[str, Any]) -> Moments:
+    """Return the moments and roles with which a fault of this form passes its own checks."""
     fixed = {**kind.sample, **form}
     fixed.pop("at_step")
 
-    def takes(**place: Any) -> bool:
-        return _is_accepted(kind(**fixed | place))
+    def accepts(**moment: Any) -> bool:
+        return _is_accepted(kind(**fixed | moment))
 
-    places: list[dict[str, Any]] = [
+    candidates: list[dict[str, Any]] = [
         {"at_step": 20},
         *({"during": phase} for phase in STRIKE_PHASES),
     ]
-    of_type = {item.name: item.type for item in fields(kind)}["rank"]
+    rank_type = {declared.name: declared.type for declared in fields(kind)}["rank"]
     roles = (
-        () if of_type == "int" else (*DRAWN_ROLES, *LIVE_ROLES)
-    )  # of a number: the rank means nothing to it
+        () if rank_type == "int" else (*DRAWN_ROLES, *LIVE_ROLES)
+    )  # a rank that must be a number means nothing to the fault
     return Moments(
         form,
-        phases=tuple(phase for phase in TRIGGER_PHASES if takes(at_step=20, phase=phase)),
-        times=takes(after_s=1.0),
-        recoveries=tuple(phase for phase in STRIKE_PHASES if takes(during=phase)),
-        roles=tuple(role for role in roles if any(takes(rank=role, **at) for at in places)),
+        phases=tuple(phase for phase in TRIGGER_PHASES if accepts(at_step=20, phase=phase)),
+        times=accepts(after_s=1.0),
+        recoveries=tuple(phase for phase in STRIKE_PHASES if accepts(during=phase)),
+        roles=tuple(
+            role for role in roles if any(accepts(rank=role, **moment) for moment in candidates)
+        ),
     )
 
 
 def _is_accepted(fault: Fault) -> bool:
+    """Return False if the checks of a fault refuse its moment or its target.
+
+    A refusal for another reason counts as accepted.
+    """
     try:
         fault.validate(nodes=_NODES, steps=_STEPS)
     except BadInput as refused:

@@ -1,6 +1,7 @@
-"""The short name ``faults`` of the package ``chaoskit.faults``: a module has both names, and is loaded once.
+"""Short name ``faults`` of the package ``chaoskit.faults``: both names load a module once.
 
-chaoskit itself imports ``chaoskit.faults``, since a project may have a package ``faults`` of its own.
+chaoskit itself imports ``chaoskit.faults``, since a project may have a package ``faults`` of its
+own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ LONG = "chaoskit.faults"
 
 
 class _SharedModules:
-    """Finder and loader that answers the import of ``faults.x`` with the module ``chaoskit.faults.x``."""
+    """Finder and loader that resolves ``faults.x`` to the module ``chaoskit.faults.x``."""
 
     def __init__(self) -> None:
         self._own_specs: dict[str, ModuleSpec | None] = {}  # by name of the module
@@ -25,7 +26,10 @@ class _SharedModules:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec where ``faults`` is this package, and None where it is a package of the project."""
+        """Return a spec if ``faults`` is this package and has the module; else None.
+
+        A package ``faults`` of the project is thus left to other finders.
+        """
         is_ours = fullname.startswith(f"{SHORT}.") and sys.modules.get(SHORT) is sys.modules[LONG]
         if not is_ours or find_spec(LONG + fullname.removeprefix(SHORT)) is None:
             return None

@@ -1,17 +1,23 @@
-"""Which plans a run must survive: a sufficient rule over the faults alone.
+"""Rule for plans that a run must survive: sufficient, and a function of the faults alone.
 
-A plan has a *survivor* if, whatever spares are warm and in whatever order losses are noticed, at least one process that
-began the training lives to its end. Ranks are numbers, and a rank that was lost is held by another process later, so a
-plan may hit the same rank again. Two things are known of any run:
+A plan has a *survivor* if, whatever spares are warm and in whatever order losses are noticed, at
+least one process that began the training lives to its end. Ranks are numbers, and a rank that was
+lost is held by another process later, so a plan may hit the same rank again. Two facts hold for any
+run:
 
-* Each destructive fault costs at most one process that was there from the start: with fewer of them than nodes, one is
-  left. (A node has one such process; a fault that takes a whole node takes one, and replacements.)
-* Where the world shrinks, ranks below its new size stay with their process. So the process that holds rank 0 keeps it,
-  and lives if no fault ever aims at rank 0, however many others there are; and so on upwards. A fault that takes a
-  whole node can miss its rank's number and yet hit this process, as a replacement may live beside it. So this holds
-  only where every fault takes a single process.
+* Each destructive fault costs at most one process that existed from the start: with fewer of them
+  than nodes, one is left. (A node has one such process; a fault that takes a whole node takes one,
+  and replacements.)
+* Where the world shrinks, ranks below its new size stay with their process. So the process that
+  holds rank 0 keeps it, and lives if no fault ever aims at rank 0, however many others there are;
+  and so on upwards. A fault that takes a whole node can miss its rank's number and yet hit this
+  process, as a replacement may live beside it. So this holds only if every fault takes a single
+  process.
 
-Copies in the memory of the agents may carry a run beyond this: that is a bonus, and no plan counts on it.
+Copies in the memory of the agents may carry a run beyond this: that is a bonus, and no plan counts
+on it.
+
+-> faults/strategies.py draws such plans; experiment/shrink/simpler.py keeps a plan one.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from chaoskit.faults.base import DRAWN_ROLES, Fault
 
 Reach = Literal["nothing", "process", "node"]
 
-#: What each kind of fault costs at most; by name, so that a kind can be entered before it exists.
+#: Highest cost of each kind of fault; by name, so that a kind can be entered before it exists.
 REACH: dict[str, Reach] = {
     "Kill": "process",
     "Raise": "process",
@@ -56,46 +62,53 @@ REACH: dict[str, Reach] = {
     "LimitMemory": "node",  # the kernel chooses which process it kills there
     "LimitPids": "node",
     "LimitIo": "node",
-    "Cut": "node",  # of nodes that cannot reach each other, no more are left out than are on the smaller side
+    "Cut": "node",  # no more nodes are left out than are on the smaller side
     "Reset": "node",
     "LinkDown": "node",
     "Flap": "node",
-    "Delay": "node",  # if its lease ends; so with all that let packets through
+    "Delay": "node",  # if its lease ends; the same holds for all faults that let packets through
     "Loss": "node",
     "Bandwidth": "node",
 }
 
 
 def reach(fault: Fault) -> Reach:
-    """What ``fault`` costs at most. Of a kind of another distribution, what that says: a node, unless it is less."""
+    """Return the highest cost of ``fault``: ``nothing``, a ``process`` or a ``node``.
+
+    A kind of another distribution declares its own cost, which is a node by default.
+    """
     return REACH.get(fault.kind, fault.cost)
 
 
 def rank_of(fault: Fault) -> int | None:
-    """The rank that ``fault`` names; None where it aims at a role."""
+    """Return the number of the rank that ``fault`` names; None if it names a role."""
     rank: object = fault.rank
     return rank if isinstance(rank, int) else None
 
 
 def step_of(fault: Fault) -> int | None:
-    """The step in which ``fault`` strikes; None where another moment is named."""
+    """Return the step in which ``fault`` strikes; None if it has another kind of moment."""
     step: object = fault.at_step
     return step if isinstance(step, int) else None
 
 
 def struck_by(fault: Fault, nodes: int) -> int:
-    """How many ranks ``fault`` strikes: several where it aims at a role or a side; a rack may be the whole world."""
+    """Return the number of ranks that ``fault`` strikes: several for a role or a side.
+
+    A rack counts as all nodes, since it may be the whole world.
+    """
     if fault.kind == "Rack":
         return nodes
-    beside = len(getattr(fault, "side", ()))
-    return (DRAWN_ROLES[str(fault.rank)](nodes) if fault.rank in DRAWN_ROLES else 1) + beside
+    others = len(getattr(fault, "side", ()))
+    return (DRAWN_ROLES[str(fault.rank)](nodes) if fault.rank in DRAWN_ROLES else 1) + others
 
 
 def survivable(faults: Sequence[Fault], *, nodes: int, survivors: int = 1) -> bool:
-    """Whether the plan is known to leave ``survivors`` processes alive. Of a survivable plan every part is survivable.
+    """Return True if the plan is known to leave ``survivors`` processes alive.
 
-    A plan is not survivable either if it may look like a bug: the same exception more often in one step than there are
-    ranks ends a job, as it should.
+    False means that it is not known. Each part of a survivable plan is survivable. A plan that may
+    look like a bug is not: the same exception more often in one step than there are ranks ends a
+    job, as it should.
     """
     if any(count > nodes for count in _raised_at_once(faults, nodes)):
         return False
@@ -108,7 +121,10 @@ def survivable(faults: Sequence[Fault], *, nodes: int, survivors: int = 1) -> bo
 
 
 def _raised_at_once(faults: Sequence[Fault], nodes: int) -> list[int]:
-    """For each step and message, how many ranks may raise it there. What has no step may fall into any."""
+    """Return the number of ranks that may raise each message in each step.
+
+    A fault without a step counts in every step.
+    """
     raised: Counter[tuple[str, int | None]] = Counter()
     for fault in faults:
         if fault.kind == "Raise":

@@ -1,4 +1,10 @@
-"""What a fault strikes: what it may do to that, and what it may wait for."""
+"""Target of a fault: the actions that a fault may take on it, and the events it waits for.
+
+-> runtime/injection/acts.py carries out what :meth:`Target.act` orders, in the worker;
+daemon/injection.py what :meth:`Target.order` orders, in the checkpoint daemon of a node.
+-> experiment/injection/job_follower.py: which process becomes the target, and when;
+command_follower.py for a command.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar, overload
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import HarnessError
@@ -37,57 +43,76 @@ from chaoskit.wire.messages import (
 
 Found = TypeVar("Found")
 
-_LOOK_S = 0.004  # between two looks at what has just been struck
-_LOOK_SHARE = 0.02  # of the time since the act: the longer its evidence takes, the less often it is looked for
+_LOOK_S = 0.004  # shortest interval between two polls of a target
+_LOOK_SHARE = 0.02  # interval between polls, as a share of the time since the act
 
 
-class Exit(NamedTuple):
-    """How a process ended: ("killed", "SIGKILL"), ("exited", "status 1"); ("gone", "") where nothing tells."""
+class ProcessExit(NamedTuple):
+    """End of a process: ("killed", "SIGKILL"), ("exited", "status 1"), ("gone", "") if unknown."""
 
     how: str
     status: str
 
 
 class Channel(Protocol):
-    """What a fault may say to workers and checkpoint daemons."""
+    """Channel that carries the orders of faults to workers and checkpoint daemons.
+
+    ``experiment/injection/channel.py`` implements it.
+    """
 
     def tell(self, node: str, order: InjectionOrder, worker: str = "") -> bool:
-        """Give an order to a worker, or to the checkpoint daemon of ``node``. False where that is not there."""
+        """Send an order to ``worker``, or to the checkpoint daemon of ``node`` if it is "".
+
+        Return False if the receiver is not connected: the order is lost then.
+        """
 
     def arm_node(self, node: str, trigger: Trigger) -> None:
-        """Stop every worker that ``node`` starts from now on at ``trigger``."""
+        """Stop every worker that ``node`` starts from now on at ``trigger``.
+
+        Workers that are connected already receive nothing.
+        """
 
 
 @dataclass(eq=False)
 class Target:
-    """What a fault strikes, what it may do to it, and what was heard of it since.
+    """The process or node that a fault strikes, and the state of its injection.
 
     Attributes:
-        worker: name of the process that had the rank; with its ``node``, ``rank`` and ``process``.
-        tid: the thread that stands at the fault's trigger; the main one else.
-        step, phase: where the rank was at the moment of the act.
-        waiting: the worker that stands at the fault's trigger until it is released; "" if none does.
+        cluster: the nodes of the run.
+        undo: log to which the undo of an act is written before the act.
+        fault_id: name of the fault in messages and journals, such as ``fault0``.
+        worker: name of the worker that had the rank; with its ``node``, ``rank`` and ``process``.
+            For a command, the worker is the name of the process.
+        tid: the thread that stands at the fault's trigger; otherwise the main thread.
+        step, phase: position of the rank at the moment of the act, as far as it is known.
+        waiting: the worker that stands at the fault's trigger until it is released; "" if none
+            does.
         places: rank -> node, as the ranks were held at the moment of the act.
-        rack: the nodes that are lost with this one when its rack is; see :meth:`chaoskit.config.RunConfig.rack`.
-        struck_nodes: for faults that strike whole nodes, those that it struck.
-        claims: every worker that the fault struck, with the time of the act on it.
-        injected_ns: time of the first act. acted_ns: of the last one.
-        lifted_ns: when the fault ended while the run went on, as a cut that is healed; 0 while it lasts.
-        lost: the agent's or coordinator's word that ``worker`` is gone, once there is one.
-        losses: the same for every worker that the fault struck.
-        reports: what a worker or a node itself read back after it acted on order.
-        beat: the newest reading of its progress board.
-        pongs: answers of its thread that listens, by number.
-        released: workers that stood at its trigger, and were let go on.
-        exit: how its parent saw it end; of a job's rank known after the run, of a command's process at once.
-        gone_ns: when it was seen to be gone before another fault struck; 0: it was not.
-        job_ended: whether the job is over.
-        ended_well: whether it, or the command of the node, ended by itself: then what is gone is no evidence.
-        left_behind: what could not be put back.
-        config: of the run; None of a command.
-        channel: to workers and checkpoint daemons; None of a command.
-        store: the proxy through which the run reaches its remote tier; None where no fault asks for one.
-        last_word: gives newer evidence than the last, for faults that are felt again and again.
+        rack: the nodes of its rack; see :meth:`chaoskit.config.RunConfig.rack`.
+        struck_nodes: the nodes that a fault of whole nodes struck.
+        claims: each worker that the fault struck -> the time of the act on it.
+        injected_ns: time of the first act, by CLOCK_MONOTONIC as all times here; 0 before it.
+        acted_ns: time of the last act, or of the end of the last applied action.
+        lifted_ns: time at which the fault ended during the run, such as a healed cut; 0 while it
+            lasts.
+        lost: the report of the agent or the coordinator that ``worker`` is lost.
+        losses: such reports of all workers that the fault struck, by worker.
+        reports: reports of workers and nodes on acts of this fault, with or without an effect.
+        beat: the newest reading of its progress board; None before the first heartbeat.
+        pongs: numbers of the questions that its listening thread has answered.
+        released: workers that stood at its trigger and were released.
+        exit: end of the process as its parent saw it. It is known after the run for a rank of a
+            job, and at once for the process of a command; None before.
+        exited_ns: time at which ``exit`` was observed; 0 before.
+        gone_ns: when the process was seen to be gone before another fault struck; 0 if it was not.
+        job_ended: the job is over.
+        ended_well: the job, or the command of the node, ended by itself: a process that is gone
+            then is no evidence.
+        left_behind: descriptions of effects that could not be undone.
+        config: settings of the run; None for a command.
+        channel: connection to workers and checkpoint daemons; None for a command.
+        store: the proxy through which the run reaches its remote tier; None if no fault needs it.
+        last_word: returns newer evidence than the last, for effects that are counted on and on.
     """
 
     cluster: Cluster
@@ -117,39 +142,55 @@ class Target:
     reports: list[ActReport] = field(default_factory=list)
     beat: Beat | None = None
     pongs: set[int] = field(default_factory=set)
-    exit: Exit | None = None
+    exit: ProcessExit | None = None
     exited_ns: int = 0
     gone_ns: int = 0
     job_ended: bool = False
     ended_well: bool = False
     left_behind: list[str] = field(default_factory=list)
     last_word: Callable[[], Evidence | None] | None = None
-    #: Only the end of the run can tell the fault more.
+    #: The fault waits for the end of the run, and for nothing before it.
     awaits_end: bool = False
-    #: Called when a worker was claimed, or the fault has ended.
+    #: Called when a worker was claimed, or the fault was lifted.
     on_note: Callable[[], None] = lambda: None
     _waiters: set[asyncio.Future[None]] = field(default_factory=set)
     _inboxes: list[Inbox] = field(default_factory=list)
-    _lasts: int = 0
+    _applied_count: int = 0  # actions that are still in force
     _over: bool = False
 
-    # -- what it may do -------------------------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the worker process. Raises ProcessLookupError where it is gone."""
+        """Send a signal to the worker process.
+
+        Raises:
+            ProcessLookupError: if it is gone.
+            HarnessError: if its node cannot be reached.
+        """
         self.process.signal(signum)
 
     def act(self, act: str, **options: Any) -> None:
-        """Let the worker that waits go on, after doing ``act`` to itself. Nothing, where none waits."""
+        """Release the waiting worker, which first does ``act`` to itself.
+
+        Nothing is done if no worker waits, as after a strike from outside at a time.
+
+        Args:
+            act: name of an act in ``runtime/injection/acts.py``.
+            options: options of that act.
+        """
         if self.waiting:
             self.release_worker(self.waiting, act, **options)
 
     def release(self) -> None:
-        """Let the worker that waits go on as if nothing had been. Nothing, where none waits."""
+        """Release the waiting worker, if there is one, without any act."""
         self.act("none")
 
     def release_worker(self, worker: str, act: str, **options: Any) -> None:
-        """Let ``worker``, which stands at the fault's trigger, go on after doing ``act`` to itself."""
+        """Release ``worker``, which waits at the trigger and first does ``act`` to itself.
+
+        The worker is noted in ``released``, even if it is not connected any more. The act and its
+        options are those of :meth:`act`; ``none`` does nothing.
+        """
         self.released.add(worker)
         if self.channel is not None:
             self.channel.tell(
@@ -157,79 +198,113 @@ class Target:
             )
 
     def order(self, node: str, act: str, **options: Any) -> None:
-        """Have a node do ``act`` to the copies that it keeps. May be said again: it is done once."""
+        """Order the checkpoint daemon of a node to do ``act`` to the copies that it keeps.
+
+        A repeated order is carried out once, and its outcome reported again. Nothing is reported
+        while the copies are on their way, or if the daemon is not connected: order again then.
+
+        Args:
+            act: name of an act in ``daemon/injection.py``.
+            options: options of that act.
+        """
         if self.channel is not None:
             self.channel.tell(node, DaemonAct(self.fault_id, InjectionAct(act, options)))
 
     def ask_thread(self, number: int) -> bool:
-        """Ask the worker's thread that listens for a sign of life. Whether the question is on its way."""
+        """Ask the worker's listening thread for a sign of life.
+
+        Return True if the question was sent. The answer adds ``number`` to ``pongs``.
+        """
         return self.channel is not None and self.channel.tell(
             self.node, AskThread(number), self.worker
         )
 
     def arm(self, phase: str) -> None:
-        """Stop every worker that the node starts from now on when it enters ``phase``."""
+        """Stop every worker that the node starts from now on when it enters ``phase``.
+
+        An :class:`AtHook` then reports each of them; the fault that listens must release it.
+        """
         if self.channel is not None:
             self.channel.arm_node(self.node, Trigger(self.fault_id, -1, -1, phase))
 
-    def say(self, message: Message) -> bool:
-        """Speak to the coordinator. False where there is none: what waits for an answer asks again."""
+    def send(self, message: Message) -> bool:
+        """Send a message to the coordinator.
+
+        Return False if no coordinator is reachable. True is no proof of its arrival: a caller that
+        waits for an answer sends again.
+        """
         with contextlib.suppress(OSError):
             self.cluster.send(message)
             return True
         return False
 
     def claim(self, worker: str = "") -> None:
-        """Say, before the act, that a worker is struck now: its loss is no false alarm. The target's, unless named."""
+        """Note, before the act, that a worker is struck now, so that its loss is no false alarm.
+
+        This is the time of the last act, and it is recorded in the journal. The worker is the
+        target's unless another one is named.
+        """
         self.acted_ns = self.claims[worker or self.worker] = time.monotonic_ns()
         self.on_note()
 
     def unclaim(self, worker: str = "") -> None:
-        """Take that back: the worker comes to no harm, or ended by itself before the act."""
+        """Withdraw a claim: the worker is not struck, or ended by itself before the act."""
         self.claims.pop(worker or self.worker, None)
 
     def lifted(self) -> None:
-        """Say that the fault has ended while the run goes on."""
+        """Note, and record in the journal, that the fault has ended while the run goes on.
+
+        It is the time of the last act, too.
+        """
         self.acted_ns = self.lifted_ns = time.monotonic_ns()
         self.on_note()
 
     def acts(self) -> None:
-        """Say that it acts again."""
+        """Note that the fault acts again: this is the time of its last act."""
         self.acted_ns = time.monotonic_ns()
 
     def applied(self, action: Action) -> contextlib.AbstractContextManager[Applied]:
-        """Break something of the target's node as long as a ``with`` lasts; see :meth:`Cluster.apply`."""
+        """Apply an action to the node until the ``with`` is left; see :meth:`Cluster.apply`.
+
+        The action is in force when this returns, before the ``with`` is entered.
+
+        Raises:
+            ProcessLookupError: if the node is gone.
+            HarnessError: if the action cannot be carried out.
+        """
         return self.holding(self.cluster.apply(self.node, action))
 
     @contextlib.contextmanager
     def holding(self, applied: Applied) -> Iterator[Applied]:
-        """Lift what was applied when a ``with`` is left, and note it where something of it is left.
+        """Lift an applied action when the ``with`` is left, and note effects that remain.
 
-        Until then the fault acts: it may strike whatever is started meanwhile, too.
+        Until then the fault counts as acting: it may strike processes that start meanwhile, too.
+        The end is the time of the last act. A HarnessError of the undo is raised, unless the run
+        is over.
         """
-        self._lasts += 1
+        self._applied_count += 1
         try:
             yield applied
         finally:
-            self._lasts -= 1
+            self._applied_count -= 1
             self.acts()
             try:
                 if not applied.lift():
                     self.left_behind.append(f"what lay on {self.node}")
             except HarnessError:
-                if not self._over:  # else what carries it out has ended with the run
+                if not self._over:  # otherwise its process has ended with the run
                     raise
 
-    # -- what it may wait for ---------------------------------------------------------------------------------------
+    # -- waits -------------------------------------------------------------------------------------
 
     @property
     def seconds_since(self) -> float:
-        """Time since the act."""
+        """The seconds since the first act."""
         return (time.monotonic_ns() - self.injected_ns) / 1e9
 
     @property
     def pid(self) -> int:
-        """Of the worker's process, on its node."""
+        """The process id of the worker, on its node."""
         return self.process.pid
 
     @property
@@ -243,95 +318,128 @@ class Target:
         return WholeNode(self.node)
 
     def listen(self, *kinds: type) -> Inbox:
-        """The messages of these kinds that are heard from now on. Of :class:`AtHook`, those of this fault."""
+        """Return an inbox of the messages of these kinds that arrive from now on.
+
+        Of :class:`AtHook` it gets only the messages of this fault.
+        """
         self._inboxes.append(Inbox(self, kinds))
         return self._inboxes[-1]
 
     async def sleep(self, seconds: float) -> None:
-        """Wait so long."""
+        """Wait for some seconds. Does not return if the run ends meanwhile."""
         await asyncio.sleep(seconds)
         await self._while_over()
 
     async def until_end(self) -> NoReturn:
-        """Wait until the run is over; what is left to put back follows in ``finally``."""
+        """Wait until the injector closes the fault, after the end of the run.
+
+        It never returns: the undo must stand in ``finally`` or a ``with``. From this call on the
+        fault counts as one that only waits for the end.
+        """
         self.awaits_end = True
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nothing sets it")
 
+    @overload
     async def heard(
-        self, look: Callable[[], Found], *, within_s: float | None = None, after_end: bool = False
-    ) -> Found | None:
-        """Wait until ``look`` finds something, which is asked after each message of the run.
+        self, look: Callable[[], Found | None], *, within_s: None = None, after_end: bool = False
+    ) -> Found: ...
+    @overload
+    async def heard(
+        self, look: Callable[[], Found], *, within_s: float, after_end: bool = False
+    ) -> Found | None: ...
+    async def heard(
+        self, look: Callable[[], Any], *, within_s: float | None = None, after_end: bool = False
+    ) -> Any:
+        """Call ``look`` now and after each message of the run, and return its first true result.
+
+        It does not return if the run ends first, not even after ``within_s``, unless ``after_end``
+        is set: the fault is closed where it waits.
 
         Args:
-            within_s: so long at most; what ``look`` gave last is returned then.
-            after_end: go on when the run is over: then it becomes known how its processes ended.
+            within_s: time limit in seconds from now, after which the last result of ``look`` is
+                returned, such as None; None for no limit.
+            after_end: wait beyond the end of the run, where the ends of processes become known.
         """
         until_s = math.inf if within_s is None else time.monotonic() + within_s
         while True:
             if not after_end:
                 await self._while_over()
-            if (found := look()) or (left_s := until_s - time.monotonic()) <= 0:
-                return found
+            if (result := look()) or (left_s := until_s - time.monotonic()) <= 0:
+                return result
             await self._change(left_s)
 
-    async def seen(
-        self, look: Callable[[], Found], *, limit_s: float | None = None
-    ) -> Found | None:
-        """Wait until ``look`` finds something, for what sends no message. The longer it takes the less often it looks.
+    @overload
+    async def seen(self, look: Callable[[], Found | None], *, limit_s: None = None) -> Found: ...
+    @overload
+    async def seen(self, look: Callable[[], Found], *, limit_s: float | None) -> Found | None: ...
+    async def seen(self, look: Callable[[], Any], *, limit_s: float | None = None) -> Any:
+        """Call ``look`` again and again, and return its first true result.
+
+        It serves for changes that send no message. The interval grows with the time since the act.
+        It does not return if the run ends first, not even after ``limit_s``.
 
         Args:
-            limit_s: of the time since the act; what ``look`` gave last is returned then.
+            limit_s: limit of the time since the first act, in seconds, after which the last result
+                of ``look`` is returned. If it is over already, ``look`` is called once. None for
+                no limit.
         """
         limit_s = math.inf if limit_s is None else limit_s
         while True:
             await self._while_over()
-            if (found := look()) or (left_s := limit_s - self.seconds_since) <= 0:
-                return found
+            if (result := look()) or (left_s := limit_s - self.seconds_since) <= 0:
+                return result
             await self._change(min(left_s, max(_LOOK_S, _LOOK_SHARE * self.seconds_since)))
 
-    async def ended(self) -> Exit:
-        """Wait until it is known how the worker's process ended."""
+    async def ended(self) -> ProcessExit:
+        """Wait until the end of the worker's process is known, and return it.
+
+        This may be after the end of the run. Until then the fault counts as one that only waits
+        for that.
+        """
         self.awaits_end = True
-        await self.heard(lambda: self.exit, after_end=True)
+        ended = await self.heard(lambda: self.exit, after_end=True)
         self.awaits_end = False
-        assert self.exit is not None
-        return self.exit
+        return ended
 
     async def read_back(self) -> ReadBack:
-        """Wait until the worker has read back that what it was ordered to do took effect."""
+        """Wait until the worker has read back that the ordered act took effect, and return that.
+
+        It does not return if the run ends first, or if the worker reports no effect.
+        """
         report = await self.heard(
             lambda: next(
-                (one for one in self.reports if one.effective and one.worker == self.worker), None
+                (ack for ack in self.reports if ack.effective and ack.worker == self.worker), None
             )
         )
-        assert report is not None
         return ReadBack(subject=self.rank_process, source=report.worker, value=report.observed)
 
     async def counted(
-        self, applied: Applied, subject: Subject, source: str, told: Callable[[int], str]
+        self, applied: Applied, subject: Subject, source: str, in_words: Callable[[int], str]
     ) -> Counted:
-        """Wait until what was applied has met something. It counts on: the newest count is the fault's last word.
+        """Wait until the applied action has met something, and return the count as evidence.
+
+        Counting goes on: the newest count becomes the fault's last evidence. It does not return if
+        the run ends while the count is 0.
 
         Args:
-            told: the count in words.
+            source: the process, or part of the kernel, that counts.
+            in_words: returns the count in words.
         """
 
         def look() -> Counted | None:
             count = applied.shown()
             return (
-                Counted(subject=subject, source=source, count=count, seen=told(count))
+                Counted(subject=subject, source=source, count=count, seen=in_words(count))
                 if count
                 else None
             )
 
         self.last_word = look
-        evidence = await self.seen(look)
-        assert evidence is not None
-        return evidence
+        return await self.seen(look)
 
     async def _change(self, limit_s: float) -> None:
-        """Wait for the next message, or so long."""
+        """Wait for the next message or :meth:`wake`, at most ``limit_s`` seconds."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         timer = None if limit_s == math.inf else loop.call_later(limit_s, _resolve, waiter)
@@ -344,23 +452,24 @@ class Target:
                 timer.cancel()
 
     async def _while_over(self) -> None:
-        """Nothing that happens when the run is over is evidence: what waits for it is ended at its place."""
+        """Wait for ever once the run is over: later events are no evidence.
+
+        The generator of the fault is closed where it waits.
+        """
         if self._over:
             await asyncio.get_running_loop().create_future()
 
-    # -- what the injector says ---------------------------------------------------------------------------------------
+    # -- calls of the injector ---------------------------------------------------------------------
 
     def deliver(self, message: Any) -> None:
-        """Take in what a message of the run says of the target."""
+        """Update the target from a message of the run."""
         match message:
             case WorkerLost(worker):
                 if worker in self.claims:
                     self.losses[worker] = message
                 if worker == self.worker:
                     self.lost = message
-            case ActReport(fault=fault) if (
-                fault == self.fault_id
-            ):  # of whatever worker: some strike several
+            case ActReport(fault=fault) if fault == self.fault_id:  # of any worker
                 self.reports.append(message)
             case ThreadAnswered(worker, number) if worker == self.worker:
                 self.pongs.add(number)
@@ -374,29 +483,32 @@ class Target:
         self.wake()
 
     def offer_hook(self, hook: AtHook) -> bool:
-        """Tell the fault of another worker that stands at its trigger. Whether the fault itself answers it."""
+        """Give the fault a worker that stands at its trigger.
+
+        Return True if the fault listens to such reports: it then releases the worker itself.
+        """
         taken = any(inbox.take(hook) for inbox in self._inboxes)
         self.wake()
         return taken
 
-    def tell_exit(self, ended: Exit, seen_ns: int) -> None:
-        """How the worker's process ended, and when that was seen."""
+    def tell_exit(self, ended: ProcessExit, seen_ns: int) -> None:
+        """Set the end of the worker's process, and the time at which it was observed."""
         self.exit, self.exited_ns = ended, seen_ns
         self.wake()
 
     def end(self) -> None:
-        """The run is over: from now on only what tells how processes ended is evidence."""
+        """Note that the run is over: from now on only the ends of processes are evidence."""
         self._over = True
 
     def wake(self) -> None:
-        """Have everything that waits look again."""
+        """Let all waits of the fault evaluate their conditions again."""
         for waiter in self._waiters:
             _resolve(waiter)
 
     @property
     def acts_until_ns(self) -> int:
-        """When it acted last: now, where it lasts and was not lifted."""
-        return time.monotonic_ns() if self._lasts else self.acted_ns
+        """The time of the last act; now, while an action is still applied."""
+        return time.monotonic_ns() if self._applied_count else self.acted_ns
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:
@@ -405,22 +517,26 @@ def _resolve(waiter: asyncio.Future[None]) -> None:
 
 
 class Inbox:
-    """Messages of some kinds, in the order in which they were heard."""
+    """Messages of some kinds, in the order of their arrival.
+
+    ``async for`` waits for each of them and removes it. It does not end by itself: at the end of
+    the run the fault is closed where it waits.
+    """
 
     def __init__(self, target: Target, kinds: tuple[type, ...]) -> None:
         self._target, self._kinds = target, kinds
         self._messages: list[Any] = []
 
     def take(self, message: Any) -> bool:
-        """Keep ``message``, if it is of one of the kinds. Whether it is."""
-        if wanted := isinstance(message, self._kinds):
+        """Keep ``message`` if it is of one of the kinds. Return True if it is."""
+        if is_kept := isinstance(message, self._kinds):
             self._messages.append(message)
-        return wanted
+        return is_kept
 
     def drain(self) -> list[Any]:
-        """Take out what was heard so far."""
-        found, self._messages = self._messages, []
-        return found
+        """Remove and return the messages that have arrived so far, without a wait."""
+        drained, self._messages = self._messages, []
+        return drained
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         while True:

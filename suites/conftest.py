@@ -1,10 +1,13 @@
-"""Markers of the suites, for the projects that run them; the repository registers them in pyproject.toml."""
+"""Markers of the suites, for projects that run them.
+
+The repository registers them in pyproject.toml.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-#: In these suites each run is compared with plain PyTorch, too, where that can be had.
+#: Suites in which runs are also compared with plain PyTorch, where possible.
 _WITH_REFERENCE = ("smoke", "recovery")
 
 
@@ -19,6 +22,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _reference(request: pytest.FixtureRequest) -> None:
-    """Have the jobs of a test compared with plain PyTorch."""
+    """Compare the jobs of a test with plain PyTorch, in the suites that do so."""
     if "chaos" in request.fixturenames and request.path.parent.name in _WITH_REFERENCE:
         request.getfixturevalue("chaos").limits.setdefault("reference", "on")

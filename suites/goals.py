@@ -1,4 +1,7 @@
-"""Goals of open-ended jobs that are reached when the journals of the run hold certain records."""
+"""Goals of open-ended jobs that are reached when the journals of the run hold certain records.
+
+-> fixtures/jobs/goal.py: how the ranks of the job agree on the step after which they end.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,17 @@ from chaoskit.journal import JournalTail
 
 
 class JournalFlag:
-    """The goal of an open-ended job: a file that appears when a record of the run's journals meets a condition.
+    """Goal of an open-ended job: a file that appears when a record of a journal meets a condition.
 
         goal = JournalFlag(chaos, lambda record: record.event == "node_lost")
         chaos.run(STEADY, steps=20, until=goal.until, watch=goal)
 
-    The journals are looked at whenever the coordinator shows a message, so at each heartbeat.
+    The journals are read whenever the coordinator shows a message, so at each heartbeat. A job whose
+    goal is never reached ends by its deadline.
 
     Args:
-        chaos: makes the run, as its next one; or its harness.
-        condition: is shown every record, in order, until it is true.
+        chaos: the fixture, for which the next run has the goal; or its harness.
+        condition: called with every record, in order, until it returns true.
     """
 
     def __init__(self, chaos: Chaos | Harness, condition: Callable[[Record], bool]) -> None:
@@ -32,10 +36,11 @@ class JournalFlag:
 
     @property
     def until(self) -> dict[str, Any]:
-        """For ``chaos.run(until=...)``."""
+        """The argument for ``chaos.run(until=...)``."""
         return {"file": str(self._path)}
 
     def __call__(self, message: Any) -> None:
+        """Read the new records, and create the file once the condition holds for one of them."""
         if self._tail is None:
             self._tail = JournalTail(max(self._runs.glob("[0-9]*-*")) / "journal")
         if not self._path.exists() and any(self._condition(record) for record in self._tail.poll()):
@@ -43,28 +48,36 @@ class JournalFlag:
 
 
 def worlds_seen(chaos: Chaos, *sizes: int) -> JournalFlag:
-    """The goal of a run whose world has had these sizes, in this order; others may have come between."""
+    """Return the goal of a run with worlds of these sizes, in this order.
+
+    Other sizes may have come between.
+    """
     return all_took_effect(chaos, 0, *sizes)
 
 
 def happened(chaos: Chaos, event: str, count: int = 1, source: str = "") -> JournalFlag:
-    """The goal of a run with so many records of ``event``: of the journal ``source``, if one is named."""
-    seen = 0
+    """Return the goal of a run with so many records of ``event``.
+
+    ``source`` names the journal to count in; "" counts in all.
+    """
+    matches = 0
 
     def is_last(record: Record) -> bool:
-        nonlocal seen
-        seen += record.event == event and source in ("", record.source)
-        return seen >= count
+        nonlocal matches
+        matches += record.event == event and source in ("", record.source)
+        return matches >= count
 
     return JournalFlag(chaos, is_last)
 
 
 def all_took_effect(chaos: Chaos, faults: int, *sizes: int, replaced: int = 0) -> JournalFlag:
-    """The goal of a run in which so many faults took effect, whose world has had these sizes, in this order, and that
-    has replaced so many nodes.
+    """Return the goal of a run in which so many faults took effect.
 
-    The exit status that is the evidence of a kill is read after the run only: such a fault has taken effect as soon as
-    the coordinator gives up the worker that it struck.
+    Its world must also have had these sizes, in this order, and so many of its nodes must be
+    replaced.
+
+    The exit status that is the evidence of a kill is read only after the run: such a fault counts
+    as effective once the coordinator gives up the worker that it struck.
     """
     struck: dict[str, str] = {}  # worker -> fault
     effective: set[str] = set()

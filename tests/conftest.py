@@ -1,4 +1,4 @@
-"""What tests of several files need: an undo log, a real S3 server, and a proxy of ours before it."""
+"""Fixtures that tests of several files share: an undo log, an S3 server, and a proxy before it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def undo(tmp_path: Path) -> Iterator[UndoLog]:
-    """An undo log of the test's own, in the test's directory."""
+    """Return an undo log in the test's directory."""
     log = UndoLog(tmp_path)
     yield log
     log.close()
@@ -31,7 +31,7 @@ def undo(tmp_path: Path) -> Iterator[UndoLog]:
 
 @pytest.fixture
 def s3_proxy(s3_server: S3Server, undo: UndoLog) -> Iterator[ObjectProxy]:
-    """Stands before the server; nothing is wrong with it yet."""
+    """Return a proxy before the S3 server, without any fault."""
     proxy = ObjectProxy("127.0.0.1", s3_server.port, undo)
     yield proxy
     proxy.close()

@@ -13,7 +13,10 @@ _TIMEOUT = 10
 
 
 class RecordedNvml:
-    """One recording. ``open_sets``: event sets that were made and not freed yet; ``inits``: minus shutdowns."""
+    """One recording.
+
+    ``open_sets``: event sets that were made and not freed yet; ``inits``: minus shutdowns.
+    """
 
     class NVMLError(Exception):
         """As of the binding: ``value`` is the nvmlReturn_t."""

@@ -1,7 +1,7 @@
 """A C library with the names and types of NVML's, for the real binding to load where there is no driver.
 
-It has two GPUs. Each line of a file is an event, told once: the number of the GPU, and the XID. After an XID 79 it
-is lost.
+It has two GPUs. Each line of a file is an event, told once: the number of the GPU, and the XID.
+After an XID 79 it is lost.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ int nvmlEventSetWait_v2(void *set, event *found, unsigned timeout_ms)
 
 
 def environment(directory: Path, xids: Path) -> dict[str, str]:
-    """Of a process whose ``pynvml`` finds this library. Skips the test where that cannot be built or loaded."""
+    """Of a process whose ``pynvml`` finds this library.
+
+    Skips the test where that cannot be built or loaded.
+    """
     pytest.importorskip("pynvml", reason="needs nvidia-ml-py (pip install 'chaoskit[gpu]')")
     compiler = shutil.which("cc")
     if compiler is None:

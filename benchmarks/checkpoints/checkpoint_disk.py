@@ -1,10 +1,11 @@
-"""The disk tier beside the floor of physics and beside torch:
+"""Compare the disk tier with raw writes and with torch:
 ``python -m benchmarks.checkpoints.checkpoint_disk [--rounds N]``.
 
-States of 100 MB and 1 GB, as a model and Adam's moments. Each round does everything once, in turn, so that all see the
-same disk: a raw write and fsync of the same bytes, our save, ``torch.save``, ``dcp.save`` (all of them with fsync);
-then the loads of what was saved, from the page cache, into tensors that are there already. Writes
-results/checkpoint_disk.json and results/checkpoint_disk.md. Exit status 1 if a bar is not met.
+States of 100 MB and 1 GB consist of a model and Adam's moments. Each round runs every kind once, in
+turn, so that all kinds use the same disk. First come the saves, all of them with fsync: a raw write
+of the same bytes, chaoskit's save, ``torch.save`` and ``dcp.save``. Then each file is loaded from
+the page cache into existing tensors. Writes results/checkpoint_disk.json. Exit status 1 if a bar is
+not met.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from benchmarks.harness.bars import Bar, Report, look_at_machine, save, show, spread
-from benchmarks.harness.lab import say
+from benchmarks.harness.bars import Bar, Report, look_at_machine, show, spread
+from benchmarks.harness.lab import show_progress
+from benchmarks.harness.results import RESULTS, save
 from chaoskit.checkpoint import DiskTier, Snapshot, SnapshotReader, SnapshotWriter
 from chaoskit.checkpoint.layout.boxes import whole
 from chaoskit.checkpoint.layout.raw import tensor_bytes
@@ -44,7 +46,7 @@ State = dict[str, Tensor]
 
 
 def make_state(size_bytes: int) -> State:
-    """Layers of 4 MB with their biases, each with two moments, up to ``size_bytes``."""
+    """Return layers of 4 MB with their biases, each with two moments, up to ``size_bytes``."""
     state: State = {}
     for layer in range(max(1, round(size_bytes / 3 / (2**22 + 2**12)))):
         for kind in ("weight", "exp_avg.weight", "exp_avg_sq.weight"):
@@ -54,7 +56,9 @@ def make_state(size_bytes: int) -> State:
 
 
 def synced_file(path: Path, write: Callable[[int], object]) -> None:
-    """What every save here does: a new file, its bytes, and the wait until the disk has them."""
+    """Create a file, write its bytes, and wait until they are on the disk, as every save here
+    does.
+    """
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     write(fd)
     os.fsync(fd)
@@ -62,7 +66,7 @@ def synced_file(path: Path, write: Callable[[int], object]) -> None:
 
 
 def raw(path: Path, data: memoryview) -> None:
-    """One write, in the largest pieces that the kernel takes."""
+    """Write ``data`` with as few calls as the kernel allows."""
 
     def write(fd: int) -> None:
         done = 0
@@ -94,9 +98,9 @@ class Stopwatch:
 def one_round(
     watch: Stopwatch, place: Path, state: State, targets: State, flat: memoryview, number: int
 ) -> None:
-    """Save in every way, then load in every way; what was written is removed outside of the clock.
+    """Save and load in every way, and remove the files while the clock is stopped.
 
-    Each round begins with another save: disks are slower after so many bytes.
+    Each round begins with another kind of save, since disks get slower after so many bytes.
     """
     tier = DiskTier(place / "ours")
     saves: dict[str, Callable[[], object]] = {
@@ -132,7 +136,7 @@ def one_round(
 
 
 def measure(size_bytes: int, rounds: int, directory: Path | None) -> list[Bar]:
-    """The bars of one size. The first round warms up and does not count."""
+    """Return the bars of one size. The first round is a warm-up and is not counted."""
     label = f"{size_bytes / 1e6:.0f} MB"
     state = make_state(size_bytes)
     targets = {path: torch.rand(tensor.shape) for path, tensor in state.items()}
@@ -140,7 +144,7 @@ def measure(size_bytes: int, rounds: int, directory: Path | None) -> list[Bar]:
     watch = Stopwatch()
     with tempfile.TemporaryDirectory(prefix="chaoskit-bench-", dir=directory) as place:
         for number in range(rounds + 1):
-            say(f"  {label}: round {number} of {rounds}")
+            show_progress(f"  {label}: round {number} of {rounds}")
             one_round(watch, Path(place), state, targets, flat, number)
     seconds = {name: values[1:] for name, values in watch.seconds.items()}
     return _claims(label, seconds) + [
@@ -150,9 +154,11 @@ def measure(size_bytes: int, rounds: int, directory: Path | None) -> list[Bar]:
 
 
 def _claims(label: str, seconds: dict[str, list[float]]) -> list[Bar]:
-    def ratio(one: str, other: str) -> float:
-        """Of two in the same round, so that a disk that is slow for a while is slow for both."""
-        return median(a / b for a, b in zip(seconds[one], seconds[other], strict=True))
+    def ratio(name: str, other: str) -> float:
+        """Return the median ratio of two durations of the same round, so that a slow disk affects
+        both.
+        """
+        return median(a / b for a, b in zip(seconds[name], seconds[other], strict=True))
 
     cost, plugin = ratio("save: ours", "save: raw"), ratio("save: ours in dcp.save", "save: raw")
     gain, plugin_gain = (
@@ -197,9 +203,7 @@ def main() -> int:
     parser.add_argument(
         "--directory", type=Path, help="where to write; default: that for temporary files"
     )
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

@@ -1,8 +1,10 @@
-"""What the fast tiers cost: ``python -m benchmarks.checkpoints.checkpoint_memory [--smoke] [--output DIRECTORY]``.
+"""Measure the memory tiers:
+``python -m benchmarks.checkpoints.checkpoint_memory [--smoke] [--output DIRECTORY]``.
 
-Snapshots and restores from memory, each beside the plain operation that bounds it and beside torch's own checkpoints;
-and copies to another process, through shared memory and over TCP. All kinds take turns, so that other load meets all of
-them; ratios are of neighbours in time.
+Snapshots and restores from memory are compared with the plain operation that bounds them and with
+torch's checkpoints. Copies go to another process through shared memory and over TCP. All kinds take
+turns, so that other load affects all of them. Ratios are taken of measurements that are neighbours
+in time.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.optim import AdamW
 
-from benchmarks.harness.bars import Bar, Report, look_at_machine, save, show, spread
+from benchmarks.harness.bars import Bar, Report, look_at_machine, show, spread
+from benchmarks.harness.results import RESULTS, save
 from chaoskit.checkpoint.layout.held import HeldTensor
 from chaoskit.checkpoint.layout.seal import Seal
 from chaoskit.checkpoint.memory.slots import Slots
@@ -49,7 +52,7 @@ Timing = Callable[[], float]
 
 
 def make_state(size_bytes: int) -> list[HeldTensor]:
-    """Tensors of 2 MiB, as those of a small transformer."""
+    """Return tensors of 2 MiB, like those of a small transformer."""
     count = max(1, size_bytes // TENSOR_BYTES)
     return [HeldTensor(f"t{number}", torch.randn(TENSOR_BYTES // 4)) for number in range(count)]
 
@@ -61,36 +64,41 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def take_turns(kinds: dict[str, Timing], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every kind, in another order each round; the first two rounds are not counted."""
-    found: dict[str, list[float]] = {name: [] for name in kinds}
+    """Return the seconds of every kind.
+
+    Each round has another order. The first two rounds are not counted.
+    """
+    times: dict[str, list[float]] = {name: [] for name in kinds}
     order = random.Random(0)
     for repeat in range(-2, repeats):
         for name in order.sample(list(kinds), len(kinds)):
             seconds = kinds[name]()
             if repeat >= 0:
-                found[name].append(seconds)
-    return found
+                times[name].append(seconds)
+    return times
 
 
 def ratio(times: dict[str, list[float]], name: str, to: str) -> float:
-    """Median of the ratios of neighbours in time."""
-    return median(one / other for one, other in zip(times[name], times[to], strict=True))
+    """Return the median ratio of ``name`` to ``to`` over measurements that are neighbours in
+    time.
+    """
+    return median(duration / other for duration, other in zip(times[name], times[to], strict=True))
 
 
-# -- the other node -------------------------------------------------------------------------------------------------
+# -- the other node --------------------------------------------------------------------------------
 
 
 class OtherNode:
-    """A process with a copy server."""
+    """A process with a copy server, which stands for another node."""
 
     def __init__(self) -> None:
-        self._line, theirs = socket.socketpair()
+        self._line, child_line = socket.socketpair()
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
             die_with_parent(parent)
             try:
-                self._serve(theirs)
+                self._serve(child_line)
             finally:
                 os._exit(1)
         host_id, port = self._line.recv(1000).decode().split(" ")
@@ -108,12 +116,12 @@ class OtherNode:
 
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """In shared memory, so that torch's checkpoints need no disk."""
+    """Provide a directory in shared memory, so that torch's checkpoints need no disk."""
     with tempfile.TemporaryDirectory(prefix="chaoskit-bench-", dir="/dev/shm") as directory:
         yield Path(directory)
 
 
-# -- one size -------------------------------------------------------------------------------------------------------
+# -- one size --------------------------------------------------------------------------------------
 
 
 class Sizes:
@@ -130,10 +138,14 @@ class Sizes:
         self._sealed: SimpleQueue[Seal] = SimpleQueue()
         self._step = 0
         self._piece = f"piece of {size_bytes} bytes"
-        self.snapshotter = Snapshotter(Slots(), self.tensors, lambda: b"x", sealed=self._sealed.put)
+        self.snapshotter = Snapshotter(
+            Slots(), self.tensors, lambda: b"x", on_sealed=self._sealed.put
+        )
 
     def plain_copy(self) -> float:
-        """One ``copy_`` between two blocks of memory that were touched before."""
+        """Return the seconds of a ``copy_`` between two blocks of memory that were touched
+        before.
+        """
         return timed(lambda: self._flat_target.copy_(self._flat))
 
     def snapshots(self) -> dict[str, list[float]]:
@@ -147,14 +159,16 @@ class Sizes:
         return times
 
     def _snapshot(self) -> float:
-        """The stall; the digest goes on behind it."""
+        """Return the seconds that training waits for a snapshot; its digest is computed in the
+        background.
+        """
         self._step += 1
         stall_s = timed(lambda: (self.snapshotter.begin(self._step), self.snapshotter.wait()))
         self._sealed.get(timeout=60)
         return stall_s
 
     def _back_to_back(self) -> float:
-        """Of three snapshots without any compute between them, the mean stall."""
+        """Return the mean stall of three snapshots without any compute between them."""
         stall_s = 0.0
         for _ in range(3):
             self._step += 1
@@ -200,8 +214,10 @@ class Sizes:
         return {held.path: held.tensor for held in tensors}
 
     def to_peer(self) -> dict[str, list[float]]:
-        """From a sealed snapshot to the acknowledgement of a partner."""
-        found = {}
+        """Return the seconds from a sealed snapshot to the acknowledgement of a partner, by
+        transport.
+        """
+        times = {}
         for transport in ("auto", "tcp"):
             there: SimpleQueue[Seal] = SimpleQueue()
             sender = CopySender(
@@ -210,13 +226,13 @@ class Sizes:
                 [self._other.address],
                 TOKEN,
                 transport=transport,
-                acknowledged=lambda node, seal, there=there: there.put(seal),
+                on_acknowledged=lambda node, seal, there=there: there.put(seal),
                 niceness=0,
             )
             there.get(timeout=60)
-            found[transport] = [self._replicate(sender, there) for _ in range(self._repeats)][2:]
+            times[transport] = [self._replicate(sender, there) for _ in range(self._repeats)][2:]
             sender.close()
-        return found
+        return times
 
     def _replicate(self, sender: CopySender, there: SimpleQueue[Seal]) -> float:
         self._snapshot()
@@ -226,11 +242,13 @@ class Sizes:
         self.snapshotter.close()
 
 
-# -- training -------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
 def training(steps: int, size: str, directory: Path) -> dict[str, list[float]]:
-    """Seconds of steps without and with snapshots, and of the stalls, of a GPT on one rank."""
+    """Return the seconds of steps without and with snapshots, and of the stalls, of a GPT on one
+    rank.
+    """
     shape = SIZES[size]
     torch.manual_seed(0)
     model = build(shape, dropout=0.1)
@@ -247,10 +265,10 @@ def training(steps: int, size: str, directory: Path) -> dict[str, list[float]]:
     tensors = [HeldTensor(name, parameter) for name, parameter in model.named_parameters()]
     for number, state in enumerate(optimizer.state.values()):
         tensors += [
-            HeldTensor(f"optimizer.{number}.{name}", value) for name, value in state.items()
+            HeldTensor(f"optimizer.{number}.{name}", tensor) for name, tensor in state.items()
         ]
     snapshotter = Snapshotter(Slots(), tensors, check_finite=True)
-    found: dict[str, list[float]] = {
+    times: dict[str, list[float]] = {
         "plain step": [],
         "step": [],
         "stall": [],
@@ -266,32 +284,32 @@ def training(steps: int, size: str, directory: Path) -> dict[str, list[float]]:
 
     for block in range(steps // 10):  # in turns, ten steps each
         for _ in range(10):
-            found["plain step"].append(timed(lambda: (compute(), optimizer.step())))
+            times["plain step"].append(timed(lambda: (compute(), optimizer.step())))
         for number in range(10):
             started_s = time.perf_counter()
             stall_s = step_with_snapshot(block * 10 + number)
-            found["step"].append(time.perf_counter() - started_s)
-            if number:  # the first one waits for nothing
-                found["stall"].append(stall_s)
+            times["step"].append(time.perf_counter() - started_s)
+            if number:  # the first step has no snapshot to wait for
+                times["stall"].append(stall_s)
         snapshotter.wait()
     named = {held.path: held.tensor for held in tensors}
     for _ in range(5):
         started_s = time.perf_counter()
         future: Any = dcp.async_save(named, checkpoint_id=str(directory / "training"))
-        found["dcp.async_save"].append(time.perf_counter() - started_s)
+        times["dcp.async_save"].append(time.perf_counter() - started_s)
         compute()
         future.result()
         shutil.rmtree(directory / "training")
-    del found["dcp.async_save"][0]
+    del times["dcp.async_save"][0]
     snapshotter.close()
-    return found
+    return times
 
 
-# -- what it says ---------------------------------------------------------------------------------------------------
+# -- what it says ----------------------------------------------------------------------------------
 
 
 def size_bars(label: str, size: Sizes) -> list[Bar]:
-    """All bars of one size."""
+    """Return all bars of one size."""
     snapshots, restores, sent = size.snapshots(), size.restores(), size.to_peer()
     megabytes = size.size_bytes / 1e6
 
@@ -357,7 +375,7 @@ def main() -> None:
     parser.add_argument(
         "--smoke", action="store_true", help="show that everything works; no duration is claimed"
     )
-    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "results")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="torch.distributed")
     machine = look_at_machine()
@@ -368,23 +386,23 @@ def main() -> None:
         if options.smoke
         else {"100 MB": (100 * 2**20, 25), "1 GB": (1000 * 2**20, 9)}
     )
-    found: list[Bar] = []
+    bars: list[Bar] = []
     with scratch_directory() as directory:
-        found += training_bars(
+        bars += training_bars(
             training(20 if options.smoke else 100, "tiny" if options.smoke else "10m", directory)
         )
         for label, (size_bytes, repeats) in sizes.items():
             size = Sizes(size_bytes, repeats, other, directory)
-            found += size_bars(label, size)
+            bars += size_bars(label, size)
             size.close()
     other.close()
     note = (
         "Times are median / 95th percentile / maximum. A plain copy is one `copy_` between two flat blocks that were "
         "touched before; ratios are medians over neighbours in time. Every process has one torch thread."
     )
-    report = Report(machine=machine, smoke=options.smoke, bars=found, notes=[note])
+    report = Report(machine=machine, smoke=options.smoke, bars=bars, notes=[note])
     show(report)
-    save(report, options.output, "checkpoint_memory")
+    save(report, options.results, "checkpoint_memory")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The remote tier beside s3fs's own put and get: ``python -m benchmarks.checkpoints.checkpoint_remote [--rounds N]``.
+"""Compare the remote tier with s3fs's put and get:
+``python -m benchmarks.checkpoints.checkpoint_remote [--rounds N]``.
 
-A state of 100 MB, and moto's S3 server in a process of its own, which costs more than we do: what is compared is the
-time, and the CPU time of the client. Each round does everything once, in turn. Writes results/checkpoint_remote.json
-and results/checkpoint_remote.md. Exit status 1 if a bar is not met.
+A state of 100 MB goes to moto's S3 server, which runs in a process of its own and uses more CPU
+than the client. The time and the client's CPU time are compared. Each round does everything once,
+in turn. Writes results/checkpoint_remote.json. Exit status 1 if a bar is not met.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from statistics import median
 import fsspec
 import torch
 
-from benchmarks.harness.bars import Bar, Report, look_at_machine, save, show, spread
-from benchmarks.harness.lab import say
+from benchmarks.harness.bars import Bar, Report, look_at_machine, show, spread
+from benchmarks.harness.lab import show_progress
+from benchmarks.harness.results import RESULTS, save
 from chaoskit.checkpoint import DiskTier, RemoteTier
 from chaoskit.checkpoint.layout.boxes import whole
 from chaoskit.checkpoint.remote.source import DirectorySource
@@ -36,7 +38,7 @@ MOST = 1.5
 
 
 class Stopwatch:
-    """Seconds, and CPU seconds of this process, of each measurement by name."""
+    """Wall-clock seconds and CPU seconds of this process, by name of the measurement."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
@@ -50,13 +52,15 @@ class Stopwatch:
 
 
 def transfers(server: S3Server, size_bytes: int, rounds: int, place: Path) -> list[Bar]:
-    """Uploads and restores beside s3fs's own. The first round warms up and does not count."""
+    """Return bars on uploads and restores beside those of s3fs. The first round is a warm-up and is
+    not counted.
+    """
     disk, watch = DiskTier(place / "disk"), Stopwatch()
     state = {"state": torch.rand(size_bytes // 4)}
     target = torch.zeros(size_bytes // 4)
     plain = fsspec.filesystem("s3", skip_instance_cache=True, **server.options())
     for number in range(rounds + 1):
-        say(f"  round {number} of {rounds}")
+        show_progress(f"  round {number} of {rounds}")
         path = disk.save(number, state).path
         (file,) = path.glob("*.distcp")
         tier = RemoteTier("s3://bench/ours", storage_options=server.options())
@@ -110,9 +114,7 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="a smoke run: 20 MB, one round, no claims"
     )
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     machine = look_at_machine()

@@ -1,9 +1,10 @@
-"""How soon a restarted process has its first batch: ``python -m benchmarks.checkpoints.start [--quick]``.
+"""Measure the time to the first batch of a restarted process:
+``python -m benchmarks.checkpoints.start [--quick]``.
 
-Two questions. Where does the run go on: the positions of step 10⁶ in an order of 10⁹ samples, beside a random
-permutation made anew (torch.randperm, which a sampler with a seed must repeat after a restart). And what does the first
-batch wait for: a fresh process reads random windows of a file whose pages are in memory, and of one whose pages were
-dropped. Writes results/start.json and results/start.md.
+Two parts are measured. Finding the position: the samples of step 10⁶ in an order of 10⁹ samples.
+This is compared with a new random permutation (torch.randperm), which a sampler with a seed must
+repeat after a restart. Reading the first batch: a fresh process reads random windows of a file that
+is cached in memory, and of one that was dropped from it. Writes results/start.json.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from statistics import median
 import numpy as np
 import torch
 
-from benchmarks.harness.bars import Bar, Report, look_at_machine, save, show, spread
-from benchmarks.harness.lab import say
+from benchmarks.harness.bars import Bar, Report, look_at_machine, show, spread
+from benchmarks.harness.lab import show_progress
+from benchmarks.harness.results import RESULTS, save
 from chaoskit.data import Positions
 
 _STEP, _BATCH, _CONTEXT = 10**6, 512, 1024
@@ -40,7 +42,7 @@ from chaoskit.data import Positions
 def windows(path, context):
     return np.lib.stride_tricks.sliding_window_view(np.memmap(path, np.uint16, mode="r"), context + 1)[::context]
 
-torch.from_numpy(windows(sys.argv[2], 16)[[0]].astype(np.int64))  # NumPy's and torch's own code is in memory
+torch.from_numpy(windows(sys.argv[2], 16)[[0]].astype(np.int64))  # load NumPy's and torch's code before the clock runs
 begin_s = time.perf_counter()
 tokens = windows(sys.argv[1], {_CONTEXT})
 torch.from_numpy(tokens[Positions(len(tokens), {_BATCH}).batch({_STEP})].astype(np.int64))
@@ -55,10 +57,10 @@ def seconds(act: Callable[[], object]) -> float:
 
 
 def time_positions(sizes: list[int], rounds: int) -> list[Bar]:
-    """The first batch after a restart, each time with nothing known before."""
+    """Return bars on finding the first batch after a restart, with nothing cached."""
     bars = []
     for size in sizes:
-        say(f"  positions of {size:g} samples")
+        show_progress(f"  positions of {size:g} samples")
         ours = [
             seconds(lambda size=size: Positions(size, _BATCH).batch(_STEP)) for _ in range(rounds)
         ]  # type: ignore[misc]
@@ -93,17 +95,19 @@ def time_positions(sizes: list[int], rounds: int) -> list[Bar]:
 
 
 def time_first_batch(folder: Path, size_bytes: int, rounds: int) -> list[Bar]:
-    """In fresh processes, with the file in memory and without."""
+    """Return bars on the first batch of a fresh process, with the file in memory and with its pages
+    dropped.
+    """
     chunk = np.random.default_rng(0).integers(0, 50_000, 2**22).astype(np.uint16)
     path, small = folder / "tokens", folder / "small"
     with path.open("wb") as file:
         for _ in range(size_bytes // chunk.nbytes):
             chunk.tofile(file)
     chunk[:1000].tofile(small)
-    found: dict[str, list[float]] = {"in memory": [], "dropped": []}
+    times_by_state: dict[str, list[float]] = {"in memory": [], "dropped": []}
     for number in range(rounds):
-        say(f"  first batch: round {number + 1} of {rounds}")
-        for state, times in found.items():
+        show_progress(f"  first batch: round {number + 1} of {rounds}")
+        for state, times in times_by_state.items():
             if state == "dropped":
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
@@ -123,7 +127,7 @@ def time_first_batch(folder: Path, size_bytes: int, rounds: int) -> list[Bar]:
         Bar(
             topic=topic, name=f"{what}, pages {state}", measured=spread(times), samples={"s": times}
         )
-        for state, times in found.items()
+        for state, times in times_by_state.items()
     ]
 
 
@@ -138,9 +142,7 @@ def main() -> int:
     parser.add_argument(
         "--directory", type=Path, help="a disk to write to; default: that for temporary files"
     )
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
     machine = look_at_machine()

@@ -1,4 +1,6 @@
-"""What a benchmark claims: bars with what was measured, the machine it was measured on, and the page that says so."""
+"""Bars: claims of a benchmark with their measurements and limits, the machine, and the page of
+results.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,26 @@ QUIET_LOAD = 0.5
 _P95_FROM = 20
 
 
-class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the table.
+class Summary(msgspec.Struct, frozen=True):
+    """Summary of the samples of one quantity."""
+
+    count: int
+    median: float
+    max: float
+
+
+class Bar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of the table.
 
     Args:
-        topic: name of the measurement, as ``--only`` takes it.
-        name: what is asked.
-        measured: what was found, in words.
-        limit: what is allowed, in words; empty for a number that is only reported.
-        met: whether it is; None where there is no limit.
-        timed: whether it is a duration, which a busy machine or a smoke run cannot show.
-        samples: the numbers behind it.
+        topic: the name of the measurement, as ``--only`` takes it.
+        name: the quantity that is measured.
+        measured: the measured value, in words.
+        limit: the allowed value, in words; empty for a number that is only reported.
+        met: True if the limit is met; None if there is no limit.
+        timed: True for a duration, which cannot be judged on a busy machine or in a smoke run.
+        samples: the measured numbers, by quantity; empty in a report that was read from a summary.
+        summaries: summaries of those samples; empty before a report is saved.
     """
 
     topic: str
@@ -47,10 +58,13 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     met: bool | None = None
     timed: bool = True
     samples: dict[str, Any] = {}
+    summaries: dict[str, Summary] = {}
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and when the numbers were taken. ``load``: one-minute average before the start."""
+    """The machine and the time of a measurement. ``load``: the one-minute load average before the
+    start.
+    """
 
     date: str
     cores: int
@@ -63,7 +77,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of the benchmarks. ``smoke``: a quick run, whose durations mean nothing. ``notes``: paragraphs."""
+    """Results of one call of the benchmarks.
+
+    ``smoke``: True for a quick run, in which durations mean nothing. ``notes``: paragraphs for the
+    page.
+    """
 
     machine: Machine
     smoke: bool
@@ -72,7 +90,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Whether a bar that could be judged is not met."""
+        """True if a bar that could be judged is not met."""
         return any(self.verdict(bar) is Verdict.FAILED for bar in self.bars)
 
     @property
@@ -80,7 +98,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.machine.load > QUIET_LOAD
 
     def verdict(self, bar: Bar) -> Verdict | None:
-        """``unknown`` where a duration cannot be claimed; None where nothing is asked."""
+        """Return whether ``bar`` is met: ``unknown`` for a duration of a busy machine or a smoke
+        run, None without a limit.
+        """
         if bar.met is None:
             return None
         if bar.timed and (self.noisy or self.smoke):
@@ -88,49 +108,58 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return Verdict.PASSED if bar.met else Verdict.FAILED
 
 
-# -- numbers ------------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """Median and maximum in milliseconds; from 20 values on the 95th percentile, too, which is the maximum of fewer."""
+    """Return the median and the maximum in milliseconds, and the 95th percentile of 20 values or
+    more.
+
+    The 95th percentile of fewer values is their maximum.
+    """
     p95 = f"{quantile(seconds, 0.95) * 1e3:.0f} ms p95, " if len(seconds) >= _P95_FROM else ""
     return f"{median(seconds) * 1e3:.0f} ms median, {p95}{max(seconds) * 1e3:.0f} ms worst of {len(seconds)}"
 
 
 def intervals(times_ns: Sequence[int], drop: int) -> list[float]:
-    """Seconds between successive times, without the first ``drop`` intervals."""
+    """Return the seconds between successive times, without the first ``drop`` intervals."""
     return [(later - earlier) / 1e9 for earlier, later in itertools.pairwise(times_ns)][drop:]
 
 
 def compact(values: Iterable[int]) -> list[int]:
-    """``values`` without immediate repetitions."""
-    found: list[int] = []
-    for value in values:
-        if found[-1:] != [value]:
-            found.append(value)
-    return found
+    """Return ``values`` without immediate repetitions."""
+    distinct: list[int] = []
+    for number in values:
+        if distinct[-1:] != [number]:
+            distinct.append(number)
+    return distinct
 
 
 def passes_through(values: Iterable[int], stations: Sequence[int]) -> bool:
-    """Whether ``stations`` occur in ``values`` in this order, others between them or not."""
+    """Return whether ``stations`` occur in ``values`` in this order; other values may lie between
+    them.
+    """
     remaining = iter(values)
     return all(station in remaining for station in stations)
 
 
-def choose(text: str, known: Iterable[str]) -> list[str]:
-    """Those of ``known`` that are named in ``text``, in their own order. For argparse, hence its exception."""
-    names = list(known)
-    wanted = {word.strip() for word in text.split(",")}
-    if unknown := sorted(wanted - set(names)):
+def choose(text: str, available: Iterable[str]) -> list[str]:
+    """Return the names of ``known`` that ``text`` lists, in the order of ``known``.
+
+    An unknown name raises the exception that argparse expects from a type.
+    """
+    names = list(available)
+    chosen = {word.strip() for word in text.split(",")}
+    if unknown := sorted(chosen - set(names)):
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: use some of {', '.join(names)}")
-    return [name for name in names if name in wanted]
+    return [name for name in names if name in chosen]
 
 
-# -- machine ------------------------------------------------------------------------------------------------------
+# -- machine ---------------------------------------------------------------------------------------
 
 
 def look_at_machine() -> Machine:
-    """To be called before anything is started."""
+    """Return a description of this machine; called before a benchmark starts any process."""
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return Machine(
@@ -145,11 +174,11 @@ def look_at_machine() -> Machine:
     )
 
 
-# -- page ---------------------------------------------------------------------------------------------------------
+# -- page ------------------------------------------------------------------------------------------
 
 
 def verdict_label(report: Report, bar: Bar) -> str:
-    """For the last column of the table."""
+    """Return the text of ``bar`` in the last column of the table."""
     verdict = report.verdict(bar)
     if verdict is None:
         return "–"
@@ -159,7 +188,7 @@ def verdict_label(report: Report, bar: Bar) -> str:
 
 
 def render_markdown(report: Report) -> str:
-    """Render the page."""
+    """Return the section of ``report`` on the page of results, without its heading."""
     machine = report.machine
     facts = (
         f"Measured on {machine.date} with {machine.cores} cores ({machine.processor}), Linux {machine.kernel}, "
@@ -192,20 +221,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-# -- for people ---------------------------------------------------------------------------------------------------
+# -- for people ------------------------------------------------------------------------------------
 
 
 def show(report: Report) -> None:
-    """The table, on the terminal."""
+    """Print the table of ``report`` to the terminal."""
     table = Table("bar", "measured", "limit", "met")
     for bar in report.bars:
         table.add_row(bar.name, bar.measured, bar.limit or "–", verdict_label(report, bar))
     Console().print(table)
-
-
-def save(report: Report, directory: Path, name: str = "latest") -> None:
-    """Write ``name.json``, with every sample, and ``name.md``."""
-    directory.mkdir(parents=True, exist_ok=True)
-    encoded = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    (directory / f"{name}.json").write_bytes(encoded + b"\n")
-    (directory / f"{name}.md").write_text(render_markdown(report), encoding="utf-8")

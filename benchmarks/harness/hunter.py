@@ -1,4 +1,4 @@
-"""Kills ranks by their pid at random moments, while everything is warm. Shown every message of the coordinator."""
+"""A watch callback that kills ranks by their pid at random moments of a run that is fully warm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _CALM_STEPS = 3
 
 @dataclass
 class Shot:
-    """One kill. ``starved_s``: the longest that a survivor's main thread waited for a CPU, until all trained again."""
+    """A kill.
+
+    ``starved_s``: the longest wait of a survivor's main thread for a CPU, until all ranks trained
+    again.
+    """
 
     t_ns: int
     worker: str
@@ -29,14 +33,17 @@ class Shot:
 
 
 class Hunter:
-    """A watch callback. Its timer kills, so that heartbeats, which come at regular intervals, do not choose the moment.
+    """A watch callback that kills ranks.
+
+    A timer picks the moments: heartbeats arrive at regular intervals and would bias them.
 
     Args:
-        chance: decides moments and victims.
-        nodes, spares: the full world, and the warm workers beside it, that a kill waits for.
-        window_s: a kill comes at a uniformly random moment of so many seconds, once all is warm.
-        last_step: no kill after it, so that there is a way back to measure.
-        limit: of kills.
+        chance: the source of moments and victims.
+        nodes, spares: the numbers of members and warm spares that a kill waits for.
+        window_s: the window after the world is warm, in which a kill comes at a uniformly random
+            moment.
+        last_step: the last step with a kill, so that the recovery can be measured.
+        limit: the largest number of kills.
     """
 
     def __init__(
@@ -59,9 +66,11 @@ class Hunter:
         self._plan: Plan | None = None
         self._beats: dict[str, Beat] = {}
         self._calm_from: int | None = (
-            None  # step at which every member had been heard of in this membership
+            None  # step at which every member had sent a heartbeat of this membership
         )
-        self._waits: dict[str, int] = {}  # of the survivors, at the moment of the last kill
+        self._waits: dict[
+            str, int
+        ] = {}  # nanoseconds of each survivor without a CPU, at the moment of the last kill
         self._over = False
         self.shots: list[Shot] = []
 
@@ -76,7 +85,7 @@ class Hunter:
                 case Plan() if self._plan is None or message.generation > self._plan.generation:
                     self._plan, self._calm_from = message, None
                 case Heartbeat(_, beats):
-                    self._hear(beats)
+                    self._record_beats(beats)
                 case EndJob():
                     self._over = True
             if self._timer is None and self._warm():
@@ -87,7 +96,7 @@ class Hunter:
                 self._timer.start()
 
     def close(self) -> None:
-        """No more kills."""
+        """Cancel the timer; no rank is killed afterwards."""
         with self._lock:
             self._over = True
             timer = self._timer
@@ -95,19 +104,21 @@ class Hunter:
             timer.cancel()
             timer.join()
 
-    def _hear(self, beats: tuple[Beat, ...]) -> None:
+    def _record_beats(self, beats: tuple[Beat, ...]) -> None:
         self._beats.update((beat.worker, beat) for beat in beats)
         if self._plan is None or self._calm_from is not None:
             return
-        known = self._members_heard()
-        if len(known) == len(self._plan.members):
-            self._calm_from = max(beat.step for beat in known)
+        member_beats = self._member_beats()
+        if len(member_beats) == len(self._plan.members):
+            self._calm_from = max(beat.step for beat in member_beats)
             waited = [self._waited_ns(worker) - before for worker, before in self._waits.items()]
             if self.shots and waited:
                 self.shots[-1].starved_s = max(waited) / 1e9
 
     def _waited_ns(self, worker: str) -> int:
-        """How long the main thread of a worker was ready to run so far, without a CPU."""
+        """Return the nanoseconds during which the main thread of ``worker`` was ready to run and
+        had no CPU.
+        """
         pid = self._pids[worker]
         clock = Starvation(pid, pid)
         try:
@@ -115,8 +126,8 @@ class Hunter:
         finally:
             clock.close()
 
-    def _members_heard(self) -> list[Beat]:
-        """The newest beats of the members, of those that train in the newest membership."""
+    def _member_beats(self) -> list[Beat]:
+        """Return the newest beat of each member that trains in the newest membership."""
         assert self._plan is not None
         beats = [self._beats.get(member.worker) for member in self._plan.members]
         return [
@@ -124,7 +135,9 @@ class Hunter:
         ]
 
     def _warm(self) -> bool:
-        """The world is full and has trained some steps, every spare is ready, and there is time for another kill."""
+        """Return whether the world is full and trained some steps, all spares are ready, and a kill
+        can be measured.
+        """
         if (
             self._over
             or self._plan is None
@@ -135,7 +148,7 @@ class Hunter:
         members = {member.worker for member in self._plan.members}
         if len(members) < self._nodes or len(self._ready - members) < self._spares:
             return False
-        steps = [beat.step for beat in self._members_heard()]
+        steps = [beat.step for beat in self._member_beats()]
         return (
             len(steps) == len(members)
             and self._calm_from + _CALM_STEPS <= min(steps) < self._last_step
@@ -148,7 +161,7 @@ class Hunter:
                 return
             victim = self._chance.choice(self._plan.members)
             if any(is_ending(self._pids[member.worker]) for member in self._plan.members):
-                return  # somebody died without us: that way back would be counted as ours
+                return  # a rank died by another cause: its recovery would be counted as that of a kill
             self._ready.discard(victim.worker)
             self._calm_from = None
             survivors = [member.worker for member in self._plan.members if member is not victim]

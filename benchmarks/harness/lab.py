@@ -1,4 +1,4 @@
-"""Runs experiments for the benchmarks: one warm supervisor, one job, progress on the way."""
+"""Experiments for the benchmarks: a warm supervisor, one job, and messages on progress."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from faults import Fault
 WARM_UP = 5
 
 
-def say(text: str) -> None:
-    """Progress, apart from results."""
+def show_progress(text: str) -> None:
+    """Print progress to standard error, so that standard output has only results."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -33,9 +33,9 @@ class Lab:
     """Experiments with the reference job on four ranks.
 
     Args:
-        smoke: use the tiny job and as few repeats as show that everything works.
-        directory: where journals stay; without one they go when the lab is closed.
-        substrate: where the nodes come from.
+        smoke: True to use the tiny job with the fewest repeats that show that everything works.
+        directory: the directory of the journals; None to delete them when the lab is closed.
+        substrate: the name of the substrate of the nodes.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Lab:
         self._substrate.close()
 
     def repeats(self, count: int) -> int:
-        """``count``, or 1 in a smoke run."""
+        """Return ``count``, or 1 in a smoke run."""
         return 1 if self.smoke else count
 
     def run(
@@ -74,21 +74,25 @@ class Lab:
         twin: bool = False,
         **settings: Any,
     ) -> Outcome:
-        """One experiment; its journals stay at least until the lab is closed. ``options``: of a job without sizes."""
+        """Run an experiment and return its outcome.
+
+        Its journals stay at least until the lab is closed. ``options``: those of a job without
+        sizes.
+        """
         name = ", ".join(map(str, faults)) or "unbroken"
         begin_s = time.monotonic()
         given = {"size": size or self.size} if options is None else options
         outcome = self._harness.run(
             job, faults=faults, twin=twin, steps=steps, options=given, **settings
         )
-        say(
+        show_progress(
             f"    {name}: {outcome.verdict.value} in {time.monotonic() - begin_s:.1f} s {'; '.join(outcome.reasons)}"
         )
         return outcome
 
     @property
     def scratch(self) -> Path:
-        """A directory that lives as long as the journals."""
+        """Return a directory that is deleted together with the journals."""
         return self._harness.directory
 
     def watch(
@@ -102,7 +106,10 @@ class Lab:
         twin: bool = True,
         **settings: Any,
     ) -> tuple[RawRun, Outcome]:
-        """A run whose messages ``watch`` sees: the run itself, and what the judge says. For ``options`` see ``run``."""
+        """Run the job while ``watch`` gets each message; return the run and its judged outcome.
+
+        ``options``: see :meth:`run`.
+        """
         given = {"size": size} if options is None else options
         experiment = plan_experiment(job, steps=steps, options=given, **settings)
         reference = self._harness.twin(experiment) if twin else None
@@ -115,12 +122,14 @@ class Lab:
 
 
 def records(outcome: Outcome) -> list[Record]:
-    """All journals of a run."""
+    """Return the records of all journals of a run."""
     return read_journals(Path(outcome.directory) / "journal")
 
 
 def step_seconds(outcome: Outcome) -> list[float]:
-    """Seconds between commits of rank 0 of an unbroken run, from when the run is warm and its spares are ready."""
+    """Return the seconds between commits of rank 0 in an unbroken run, once the run is warm and its
+    spares are ready.
+    """
     journal = records(outcome)
     settled_ns = max(
         (record.t_ns for record in journal if record.event == Event.SPARE_READY), default=0

@@ -9,13 +9,14 @@ from markupsafe import Markup
 
 from chaoskit.report import svg
 from chaoskit.report.statistics import quantile
-from chaoskit.report.svg import Scale
+from chaoskit.report.svg import AxisScale
 
 _BINS, _ROW, _LEFT, _WIDTH = 48, 152, 96, 820
 
 
 def histogram(title: str, seconds: Mapping[str, Sequence[float]], ratio: float) -> str:
-    """A row a name: how many values fell into each bin of equal width, with median, p95 and ``ratio`` times the median.
+    """Return a histogram with a row for each name: its median, p95 and ``ratio`` times its median
+    are marked. All bins have the same width.
 
     Raises:
         ValueError: if there are no values.
@@ -31,17 +32,19 @@ def histogram(title: str, seconds: Mapping[str, Sequence[float]], ratio: float) 
 
 
 def bins(values: Sequence[float], top: float, count: int = _BINS) -> list[int]:
-    """How many of ``values`` lie in each of ``count`` equal parts of [0, top]; the last includes its end."""
+    """Return the number of ``values`` in each of ``count`` equal parts of [0, top]; the last part
+    includes its end.
+    """
     counts = [0] * count
-    for value in values:
-        counts[min(int(value / top * count), count - 1)] += 1
+    for seconds in values:
+        counts[min(int(seconds / top * count), count - 1)] += 1
     return counts
 
 
 def _row(name: str, values: Sequence[float], ratio: float, y: int) -> Markup:
     middle = median(values)
     top_s = max(*values, ratio * middle) * 1.04
-    scale = Scale.linear(0.0, top_s)
+    scale = AxisScale.linear(0.0, top_s)
     counts, plot = bins(values, top_s), _ROW - 60
     tallest = max(counts)
     bars = [
@@ -85,11 +88,15 @@ def _row(name: str, values: Sequence[float], ratio: float, y: int) -> Markup:
 
 
 def _side(words: str, at: float) -> dict[str, object]:
-    """The median's label stands before its line, the others behind theirs where there is room: lines may be close."""
+    """Return the attributes that put a label beside its line.
+
+    The median's label stands before its line and the other labels stand behind theirs, since the
+    lines may be close.
+    """
     return {"text_anchor": "end", "dx": -4} if words == "median" or at > 85 else {"dx": 4}
 
 
-def _axis(scale: Scale, y: int) -> Markup:
+def _axis(scale: AxisScale, y: int) -> Markup:
     ticks = [
         svg.vertical(scale(tick / 1e3), y, y + 4, "axis")
         + svg.label(f"{tick:g} ms", scale(tick / 1e3), y + 18, text_anchor="middle")

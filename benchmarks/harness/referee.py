@@ -1,4 +1,6 @@
-"""Passes a token between two jobs that are alive together, and looks at the CPUs meanwhile."""
+"""The referee of two jobs that run together: it passes a token between them and measures their CPU
+time.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Turn:
-    """One block of steps of one side.
+    """A block of steps of one side.
 
     Attributes:
-        seconds: of each step on rank 0, without the dropped ones.
-        wall_s: of the whole turn, on the referee's clock.
-        cpu_s: CPU time of a step, over all processes of the side whose turn it was.
-        waiting_cpus: that the processes of the side that waited used.
-        other_cpus: that processes of neither side used.
+        seconds: the duration of each step on rank 0, without the dropped ones.
+        wall_s: the duration of the whole turn, on the referee's clock.
+        cpu_s: CPU time of a step, over all processes of the side that had the turn.
+        waiting_cpus: CPUs used by the processes of the waiting side.
+        other_cpus: CPUs used by processes of neither side.
     """
 
     side: str
@@ -45,7 +47,7 @@ class Turn:
 
     @property
     def is_marked(self) -> bool:
-        """Whether others used so much of the CPUs that it does not count."""
+        """True if other processes used so much of the CPUs that the turn does not count."""
         return self.other_cpus > OTHER_CPUS_MAX
 
 
@@ -59,7 +61,7 @@ class _Rank:
     def __post_init__(self) -> None:
         self.lines = self.connection.makefile("rb")
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         line = self.lines.readline()
         if not line:
             raise ConnectionError("a rank has ended")
@@ -67,10 +69,11 @@ class _Rank:
 
 
 class Referee:
-    """Serves one comparison.
+    """The referee of one comparison.
 
     Args:
-        directory: for the socket. world: ranks of each side.
+        directory: the directory of its socket.
+        world: the number of ranks of each side.
     """
 
     def __init__(self, directory: Path, world: int) -> None:
@@ -87,30 +90,38 @@ class Referee:
             connection, _ = self._listener.accept()
             connection.settimeout(_TURN_S)
             rank = _Rank(connection)
-            hello = rank.hear()
+            hello = rank.receive()
             self._ranks[hello["side"]][hello["rank"]] = rank
 
     def play(self, side: str, ddp_pid: int) -> Turn:
-        """Let one side have its turn."""
+        """Give the token to one side, and return its turn once all of its ranks have handed it
+        back.
+        """
         ranks, before, begin_s = self._ranks[side], look_at_cpus(ddp_pid), time.monotonic()
         for rank in ranks.values():
             rank.connection.sendall(b"go\n")
-        told = {number: rank.hear() for number, rank in ranks.items()}
+        rank_seconds = {number: rank.receive() for number, rank in ranks.items()}
         wall_s, after = time.monotonic() - begin_s, look_at_cpus(ddp_pid)
         used = {name: max(0.0, after[name] - before[name]) / wall_s for name in after}
         waiting = next(name for name in SIDES if name != side)
-        cpu_s = used[side] * wall_s / len(told[0])
-        return Turn(side, told[0][DROPPED:], wall_s, cpu_s, used[waiting], used["other"])
+        cpu_s = used[side] * wall_s / len(rank_seconds[0])
+        return Turn(side, rank_seconds[0][DROPPED:], wall_s, cpu_s, used[waiting], used["other"])
 
     def close(self) -> None:
-        """End the turns: ranks that wait for one fail, and so does :meth:`gather` or :meth:`play` on another thread."""
+        """End the turns.
+
+        Ranks that wait for the token fail, and so does :meth:`gather` or :meth:`play` on another
+        thread.
+        """
         _end(self._listener)
         for rank in (rank for ranks in self._ranks.values() for rank in ranks.values()):
             _end(rank.connection)
 
 
 def _end(connection: socket.socket) -> None:
-    """Close it, and wake up the thread that reads from it: to close it alone does not."""
+    """Shut ``connection`` down before closing it: closing alone does not wake a thread that reads
+    from it.
+    """
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
@@ -118,7 +129,7 @@ def _end(connection: socket.socket) -> None:
 
 @contextlib.contextmanager
 def refereed(directory: Path, world: int) -> Iterator[Referee]:
-    """A referee for the block."""
+    """Provide a referee for the duration of the context."""
     referee = Referee(directory, world)
     try:
         yield referee
@@ -127,14 +138,19 @@ def refereed(directory: Path, world: int) -> Iterator[Referee]:
 
 
 def order(pairs: int) -> list[tuple[str, str]]:
-    """Who begins each pair: the sides take turns in that, too, so that a machine that becomes slower favours none."""
+    """Return the order of the sides in each pair.
+
+    Each side begins every other pair, so that a machine that gets slower favours neither.
+    """
     return [SIDES if number % 2 == 0 else (SIDES[1], SIDES[0]) for number in range(pairs)]
 
 
 def look_at_cpus(ddp_pid: int) -> dict[str, float]:
-    """CPU seconds so far: of the processes that live below ``ddp_pid``, of this one and all others below it, of others.
+    """Return the CPU seconds so far of DDP's processes, of this process tree without them, and of
+    all others.
 
-    A process that ends takes its time along, and counts among the others.
+    DDP's processes are those below ``ddp_pid``. The time of a process that ended counts among the
+    others.
     """
     ddp = {ddp_pid, *descendants(ddp_pid)}
     ours = {os.getpid(), *descendants(os.getpid())} - ddp
@@ -151,14 +167,14 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _busy_seconds() -> float:
-    """Of all CPUs; time that the host took away is nobody's."""
+    """Return the busy seconds of all CPUs; time that the host took away is not counted."""
     with Path("/proc/stat").open() as file:
         user, nice, system, _, _, irq, softirq = map(int, file.readline().split()[1:8])
     return (user + nice + system + irq + softirq) / _TICKS
 
 
 def plain(turn: Turn) -> Mapping[str, Any]:
-    """For the file of results."""
+    """Return ``turn`` as a dictionary for the file of results."""
     used = {"other_cpus": round(turn.other_cpus, 3), "waiting_cpus": round(turn.waiting_cpus, 3)}
     return {
         "seconds": turn.seconds,

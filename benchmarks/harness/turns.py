@@ -1,7 +1,9 @@
-"""The reference job in turns with another one: between two blocks of steps each rank waits for the token of its side.
+"""Turns between the reference job and another job: before each block of steps, a rank waits for the
+token of its side.
 
-The ranks of both jobs connect to the referee (referee.py) over one socket. A rank that waits is blocked in a read, and
-uses no CPU. :func:`train` is chaoskit's job; the one of plain PyTorch is in baseline_ddp.py.
+The ranks of both jobs connect to the referee (referee.py) over one socket. A rank that waits is
+blocked in a read, and uses no CPU. Chaoskit's job is :func:`train`; the job of plain PyTorch is in
+baseline_ddp.py.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ BEFORE = 1
 
 
 class Turns:
-    """One rank's side of the token.
+    """A rank's connection to the referee, over which it gets the token.
 
     Args:
-        path: of the referee's socket. side: of the rank: ``ddp`` or ``ours``. block: steps in a turn.
+        path: the socket of the referee.
+        side: ``ddp`` or ``ours``.
+        block: the number of steps in a turn.
     """
 
     def __init__(self, path: str, side: str, rank: int, block: int) -> None:
@@ -37,19 +41,19 @@ class Turns:
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(path)
         self._lines = self._connection.makefile("rb")
-        self._say({"side": side, "rank": rank})
+        self._send({"side": side, "rank": rank})
 
-    def _say(self, what: Any) -> None:
+    def _send(self, what: Any) -> None:
         self._connection.sendall(json.dumps(what).encode() + b"\n")
 
     def note(self, seconds: float) -> bool:
-        """Keep the time of a step; whether the turn is over with it."""
+        """Record the seconds of a step and return whether the turn ends with it."""
         self._seconds.append(seconds)
         return len(self._seconds) == self._block
 
     def hand_over(self) -> None:
-        """Tell what the steps of this turn took."""
-        self._say(self._seconds)
+        """Send the seconds of the steps of this turn to the referee, which passes the token on."""
+        self._send(self._seconds)
         self._seconds = []
 
     def wait(self) -> None:
@@ -71,12 +75,14 @@ class Turns:
 
 
 def steps_of(turns: int, block: int) -> int:
-    """The steps of a whole run of ``turns`` turns."""
+    """Return the number of steps of a run of ``turns`` turns."""
     return BEFORE + turns * block
 
 
 def take_turns(step: Callable[[], None], join: Callable[[], Turns], steps: int, block: int) -> None:
-    """Run a job whose training is not repeated: the one of plain PyTorch."""
+    """Run the steps of plain PyTorch in turns; ``step`` is called once for each, and never
+    again.
+    """
     for _ in range(BEFORE):
         step()
     with join() as turns:
@@ -92,7 +98,9 @@ def take_turns(step: Callable[[], None], join: Callable[[], Turns], steps: int, 
 def train(
     trainer: Any, *, steps: int, size: str, referee: str, block: int, loader: bool = False
 ) -> None:
-    """Train as the job ``gpt`` does; between two turns all ranks wait in a long phase, so that none is called hung."""
+    """Train as the job ``gpt`` does; between two turns all ranks wait in a long phase, so that none
+    is called hung.
+    """
     shape = choose(size, steps=steps)
     dataset = ByteDataset(corpus_file(shape.corpus_bytes), shape.context)
     torch.manual_seed(trainer.seed)

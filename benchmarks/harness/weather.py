@@ -1,4 +1,6 @@
-"""Other programs that want the machine, in seeded bursts: what training must bear without anybody calling it sick."""
+"""Seeded bursts of load by other programs, under which healthy training must not be reported as
+failed.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ _END_S = 5.0
 
 
 class Burst(NamedTuple):
-    """For ``seconds``, ``cpus`` processes compute and ``vms`` write memory. None of both: a pause."""
+    """A burst of load: for ``seconds``, ``cpus`` processes compute and ``vms`` processes write
+    memory.
+
+    A burst without any process is a pause.
+    """
 
     seconds: float
     cpus: int
@@ -48,7 +54,11 @@ class Burst(NamedTuple):
 
 
 def bursts(seed: int, cores: int) -> Iterator[Burst]:
-    """Without an end: now half of the machine, now three times of it, short and long, now and then nothing."""
+    """Yield bursts without end.
+
+    A burst takes between half of the machine's cores and three times as many, for a short or a long
+    time. Some bursts are pauses.
+    """
     chance = random.Random(seed)
     while True:
         seconds = chance.choice([chance.uniform(0.3, 1.5), chance.uniform(2.0, 12.0)])
@@ -75,11 +85,13 @@ def require_load(load: str) -> None:
 
 
 class Weather:
-    """Bursts of load in the background, from entering to leaving. Whatever it started is ended.
+    """Bursts of load in the background, from entering to leaving the context.
+
+    Every process that it started is ended.
 
     Args:
         load: ``stress-ng``, or ``own`` for busy processes of Python.
-        schedule: how much, for how long.
+        schedule: the bursts.
 
     Raises:
         BadInput: if the load cannot be made.
@@ -128,10 +140,10 @@ class Weather:
 
 
 def commands(load: str, burst: Burst) -> list[list[str]]:
-    """The command lines that make ``burst``, a session each.
+    """Return the command lines that make ``burst``; each gets a session of its own.
 
-    Linux shares CPUs among sessions first (autogroups), and each rank has one: a load with a single session would be
-    one program among five, however many processes it has.
+    Linux shares CPUs among sessions first (autogroups), and each rank has a session. A load with a
+    single session would count as one program among five, whatever its number of processes.
     """
     if not burst.cpus and not burst.vms:
         return []
@@ -144,7 +156,7 @@ def commands(load: str, burst: Burst) -> list[list[str]]:
     limit = [
         "--timeout",
         f"{burst.seconds + 10:.0f}s",
-    ]  # it is ended earlier: this is for the case that nobody can
+    ]  # a last resort: the load is normally ended earlier by this process
     spin, touch = ["--cpu", "1"], ["--vm", "1", "--vm-bytes", str(_MEMORY_BYTES)]
     return [
         ["stress-ng", "--quiet", *kind, *limit]
@@ -164,14 +176,12 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
 
 def _early_end(process: subprocess.Popen[bytes]) -> str:
     assert process.stderr is not None
-    told = os.read(process.stderr.fileno(), 4096).decode(errors="replace").strip()
-    return (
-        f"the load ended by itself with status {process.returncode}: {told or 'it did not say why'}"
-    )
+    message = os.read(process.stderr.fileno(), 4096).decode(errors="replace").strip()
+    return f"the load ended by itself with status {process.returncode}: {message or 'it did not say why'}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and all of its session, which bears its pid."""
+    """Kill all processes of the session that ``process`` leads."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signum)

@@ -1,4 +1,6 @@
-"""What chaoskit's own nights run: recoveries of a replicated and of a sharded job, and steps without a fault."""
+"""The suite of chaoskit's own nightly runs: recoveries of a replicated and a sharded job, and steps
+without a fault.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from faults import Kill
 
 
 def test_calm(chaos: Chaos) -> None:
-    """Steps without a fault: what they take, and that none is a false alarm."""
+    """Steps without a fault: their durations are recorded, and no rank may be reported as
+    failed.
+    """
     chaos.run("gpt", nodes=2, steps=40, options={"size": "tiny"}, twin=False)
 
 

@@ -1,9 +1,10 @@
-"""Training while the API server stands still:
+"""Measure training while the API server is stopped:
 ``python -m benchmarks.pods.api_stopped PID [--seconds S] [--json FILE]``.
 
-Three ranks in pods train with a driver in the cluster. The process of the API server, with this PID on this machine, is
-stopped (SIGSTOP) for a while, and a rank is killed meanwhile. Times between commits before, during and after, and the
-recovery. Which cluster, image and namespace: the variables of ``docs/kubernetes.md``.
+Three ranks in pods train with a driver in the cluster. The process of the API server, with this PID
+on this machine, is stopped (SIGSTOP) for a while, and a rank is killed meanwhile. Printed are the
+times between commits before, during and after, and the recovery. Cluster, image and namespace: the
+variables of ``docs/kubernetes.md``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ STEP_S, BEFORE_S = 0.03, 20.0
 
 
 def stop(pid: int, seconds: float, stopped: list[int]) -> None:
-    """Stop a process for a while. Gives the times of both ends, CLOCK_MONOTONIC in ns."""
+    """Stop a process for ``seconds``; append the times of both ends, CLOCK_MONOTONIC in ns, to
+    ``stopped``.
+    """
     time.sleep(BEFORE_S)
     os.kill(pid, signal.SIGSTOP)
     stopped.append(time.monotonic_ns())
@@ -41,8 +44,8 @@ def stop(pid: int, seconds: float, stopped: list[int]) -> None:
 
 
 def intervals_ms(commits: list[Record], first_ns: int, last_ns: int) -> list[float]:
-    """Between commits of one rank in this time."""
-    times = [one.t_ns for one in commits if first_ns <= one.t_ns < last_ns]
+    """Return the milliseconds between commits of one rank from ``first_ns`` to ``last_ns``."""
+    times = [record.t_ns for record in commits if first_ns <= record.t_ns < last_ns]
     return [(later - earlier) / 1e6 for earlier, later in pairwise(times)]
 
 
@@ -74,21 +77,29 @@ def main() -> None:
         if outcome.verdict is not Verdict.PASSED:
             raise SystemExit(f"the run did not pass: {'; '.join(outcome.reasons)}")
         records = read_journals(Path(outcome.directory) / "journal")
-        commits = [one for one in records if one.event == Event.COMMIT and one.source == "node0.0"]
+        commits = [
+            record
+            for record in records
+            if record.event == Event.COMMIT and record.source == "node0.0"
+        ]
         recovery_ms = outcome.recoveries[0].seconds * 1000
     first_ns, last_ns = stopped
-    told = {
+    parts = {
         "before": intervals_ms(commits, commits[0].t_ns, first_ns),
         "stopped": intervals_ms(commits, first_ns, last_ns),
         "after": intervals_ms(commits, last_ns, commits[-1].t_ns),
     }
-    for name, found in told.items():
-        plain = sorted(found)[:-1] if name == "stopped" else found  # the recovery is told apart
-        p99 = quantiles(plain, n=100)[-1]
-        print(f"{name:8} median {median(plain):5.1f} ms, p99 {p99:5.1f}, longest {max(plain):5.1f}")
+    for name, intervals in parts.items():
+        ordinary = (
+            sorted(intervals)[:-1] if name == "stopped" else intervals
+        )  # the recovery is reported apart
+        p99 = quantiles(ordinary, n=100)[-1]
+        print(
+            f"{name:8} median {median(ordinary):5.1f} ms, p99 {p99:5.1f}, longest {max(ordinary):5.1f}"
+        )
     print(f"recovery while it was stopped: {recovery_ms:.1f} ms")
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({**told, "recovery_ms": recovery_ms}))
+        arguments.json.write_text(json.dumps({**parts, "recovery_ms": recovery_ms}))
 
 
 if __name__ == "__main__":

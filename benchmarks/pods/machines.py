@@ -1,9 +1,11 @@
-"""Machines that lose their power: ``python -m benchmarks.pods.machines [--coordinator] [--runs N] [--json FILE]``.
+"""Measure machines that lose power:
+``python -m benchmarks.pods.machines [--coordinator] [--runs N] [--json FILE]``.
 
-The machine of rank 1, or with ``--coordinator`` that of the coordinator and a rank, of a job of three. Of each run:
-when the loss was known, counted from the command; the next step after that, on any rank; the median of a step; when
-each lost node had another pod; and steps that were lost. Losses are compared with those of an unbroken run, bit by
-bit. Which cluster, machines and commands: the variables of ``docs/kubernetes.md``.
+The machine of rank 1, or with ``--coordinator`` the machine of the coordinator and a rank, of a job
+of three. Each run gives the time from the command to the detected loss; the next step after that,
+on any rank; the median step; the time until each lost node had another pod; and the steps lost.
+Losses are compared with those of an unbroken run, bit by bit. Cluster, machines and commands: the
+variables of ``docs/kubernetes.md``.
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ STEPS, AT, STEP_S = 600, 40, 0.03
 
 
 def machines_of(api: KubernetesApi) -> dict[str, str]:
-    """The machine of each station's pod. No other session may be there."""
+    """Return the machine of each station's pod. No other session may use the namespace."""
     pods = api.find("Pod", manifests.SESSION)
-    return {one["metadata"]["labels"][manifests.STATION]: one["spec"]["nodeName"] for one in pods}
+    return {pod["metadata"]["labels"][manifests.STATION]: pod["spec"]["nodeName"] for pod in pods}
 
 
 def run_beside_coordinator(directory: Path) -> Outcome:
-    """One run, of a session of its own: its coordinator is kept off the driver's machine, which cannot be broken."""
+    """Run in a session of its own, with the coordinator on a machine other than the driver's, which
+    must not be broken.
+    """
     options = KubernetesOptions.from_environment(os.environ)
     api, undo = KubernetesApi(options.context, options.namespace), UndoLog()
     with Harness("kubernetes", directory) as harness:
@@ -47,16 +51,16 @@ def run_beside_coordinator(directory: Path) -> Outcome:
         uncordon = mark(api, CORDON, machines_of(api)["driver"], undo)
         harness.run(JOB, nodes=3, steps=AT, options={"step_s": STEP_S}, twin=False)
         uncordon()
-        found = machines_of(api)
+        machines = machines_of(api)
         return run(
             harness,
-            next(rank for rank in range(3) if found[f"node{rank}"] == found["coordinator"]),
+            next(rank for rank in range(3) if machines[f"node{rank}"] == machines["coordinator"]),
             0,
         )
 
 
 def run(harness: Harness, rank: int, replacements: int) -> Outcome:
-    """One run. Raises RuntimeError if it did not pass: then there is nothing to be measured."""
+    """Run with the loss of the machine of ``rank``. Raises RuntimeError if the run did not pass."""
     outcome = harness.run(
         JOB,
         nodes=3,
@@ -73,16 +77,19 @@ def run(harness: Harness, rank: int, replacements: int) -> Outcome:
 
 
 def measure(outcome: Outcome) -> dict[str, float]:
-    """Its figures, in milliseconds from the command."""
+    """Return the figures of ``outcome``, in milliseconds from the command."""
     records = read_journals(Path(outcome.directory) / "journal")
-    begun_ns = next(one.t_ns for one in records if one.event == Event.INJECTED)
-    lost_ns = next(one.t_ns for one in records if one.event == Event.NODE_LOST)
-    commits = [one for one in records if one.event == Event.COMMIT]
-    before = [one.t_ns for one in commits if one.source == "node0.0" and one.t_ns < begun_ns]
-    replaced = [one.t_ns for one in records if one.event == Event.NODE_REPLACED]
+    begun_ns = next(record.t_ns for record in records if record.event == Event.INJECTED)
+    lost_ns = next(record.t_ns for record in records if record.event == Event.NODE_LOST)
+    commits = [record for record in records if record.event == Event.COMMIT]
+    before = [
+        record.t_ns for record in commits if record.source == "node0.0" and record.t_ns < begun_ns
+    ]
+    replaced = [record.t_ns for record in records if record.event == Event.NODE_REPLACED]
     return {
         "known_ms": (lost_ns - begun_ns) / 1e6,
-        "next_step_ms": (min(one.t_ns for one in commits if one.t_ns > lost_ns) - lost_ns) / 1e6,
+        "next_step_ms": (min(record.t_ns for record in commits if record.t_ns > lost_ns) - lost_ns)
+        / 1e6,
         "step_ms": median((later - earlier) / 1e6 for earlier, later in pairwise(before)),
         "replaced_ms": (max(replaced, default=begun_ns) - begun_ns) / 1e6,
         "lost_steps": outcome.lost_steps,
@@ -90,7 +97,7 @@ def measure(outcome: Outcome) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print a line a run, and write what was measured."""
+    """Measure, print a line for each run, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--coordinator", action="store_true", help="the coordinator's machine, with a rank on it"
@@ -104,7 +111,7 @@ def main() -> None:
             harness = open_.enter_context(Harness("kubernetes", directory))
             harness.run(
                 JOB, nodes=3, steps=AT, options={"step_s": STEP_S}, twin=False
-            )  # pods are cold
+            )  # not counted: pods are cold
         for number in range(arguments.runs):
             beside = Path(directory) / str(number)
             outcome = (

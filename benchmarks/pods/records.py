@@ -1,8 +1,10 @@
-"""Records of pods that end: ``python -m benchmarks.pods.records [--runs N] [--power] [--json FILE]``.
+"""Count records lost by pods that end:
+``python -m benchmarks.pods.records [--runs N] [--power] [--json FILE]``.
 
-A rank prints a thousand records a second, and its pod ends in each way in turn. A witness, a file of this machine that
-the pod sees, knows which records were printed: those that did not come are counted. It needs a cluster whose machines
-see this one's files. Which image and namespace: the variables of ``docs/kubernetes.md``; the template is in JSON.
+A rank prints a thousand records a second, and its pod ends in each way in turn. A witness, a file
+of this machine that is mounted into the pod, has the number of the last printed record. Printed
+records that did not arrive are counted. It needs a cluster whose machines see the files of this
+one. Image and namespace: the variables of ``docs/kubernetes.md``; the template is in JSON.
 """
 
 from __future__ import annotations
@@ -34,25 +36,29 @@ _RECORD = re.compile(r"^record (\S+) (\d+)$", re.MULTILINE)
 
 
 def seen_by_pods(directory: Path) -> None:
-    """Have pods see a directory of this machine, and write there."""
-    told = json.loads(Path(os.environ[TEMPLATE]).read_text())
-    (node,) = (one for one in told["spec"]["containers"] if one["name"] == "node")
-    node["volumeMounts"].append({"name": "witness", "mountPath": str(directory)})
-    told["spec"]["volumes"].append({"name": "witness", "hostPath": {"path": str(directory)}})
-    (directory / "template.json").write_text(json.dumps(told))
+    """Mount a directory of this machine into the pods, writable."""
+    template = json.loads(Path(os.environ[TEMPLATE]).read_text())
+    (container,) = (
+        container for container in template["spec"]["containers"] if container["name"] == "node"
+    )
+    container["volumeMounts"].append({"name": "witness", "mountPath": str(directory)})
+    template["spec"]["volumes"].append({"name": "witness", "hostPath": {"path": str(directory)}})
+    (directory / "template.json").write_text(json.dumps(template))
     os.environ[TEMPLATE] = str(directory / "template.json")
 
 
 def printed(directory: Path) -> dict[str, int]:
-    """How many records each process has printed, by the witness."""
-    found = {
+    """Return the number of records that each process has printed, by the witness."""
+    contents = {
         path.name: path.read_bytes() for path in directory.iterdir() if len(path.read_bytes()) == 8
     }
-    return {name: struct.unpack("<q", data)[0] + 1 for name, data in found.items()}
+    return {name: struct.unpack("<q", data)[0] + 1 for name, data in contents.items()}
 
 
 def lost(harness: Harness, fault: Fault, witness: Path) -> tuple[int, int]:
-    """Of one run: records that did not come, or twice, or out of order; and all that were printed."""
+    """Run with ``fault``; return the number of records lost, repeated or out of order, and of all
+    printed ones.
+    """
     before = set(printed(witness))
     options = {"step_s": STEP_S, "witness": str(witness)}
     more = {"steps": 300} if isinstance(fault, KillContainer) else {}
@@ -61,21 +67,21 @@ def lost(harness: Harness, fault: Fault, witness: Path) -> tuple[int, int]:
     )
     if outcome.verdict is not Verdict.PASSED and not isinstance(fault, LoseMachine):
         raise RuntimeError("; ".join(outcome.reasons))
-    come: dict[str, list[int]] = {}
+    received: dict[str, list[int]] = {}
     for path in sorted((Path(outcome.directory) / "log").glob("node*.*.log")):
         for name, number in _RECORD.findall(path.read_text(errors="replace")):
-            come.setdefault(name, []).append(int(number))
-    wanted = {name: number for name, number in printed(witness).items() if name not in before}
+            received.setdefault(name, []).append(int(number))
+    expected = {name: number for name, number in printed(witness).items() if name not in before}
     absent = Counter(
-        {name: number - len(set(come.get(name, ()))) for name, number in wanted.items()}
+        {name: number - len(set(received.get(name, ()))) for name, number in expected.items()}
     )
-    disordered = sum(numbers != sorted(set(numbers)) for numbers in come.values())
-    # one record may be printed, and not told to the witness, at the moment of the end
-    return sum(max(0, number) for number in absent.values()) + disordered, sum(wanted.values())
+    disordered = sum(numbers != sorted(set(numbers)) for numbers in received.values())
+    # the pod may end after a record is printed and before the witness has its number
+    return sum(max(0, number) for number in absent.values()) + disordered, sum(expected.values())
 
 
 def main() -> None:
-    """Measure, print a line a run, and write what was measured."""
+    """Measure, print a line for each run, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=4, help="of each way")
     parser.add_argument("--power", action="store_true", help="cut the power of its machine, too")
@@ -90,9 +96,9 @@ def main() -> None:
         with Harness("kubernetes", runs) as harness:
             for _ in range(arguments.runs):
                 for fault in ways:
-                    found = lost(harness, fault, witness)
-                    measured.setdefault(str(fault), []).append(found)
-                    print(f"{fault!s:45} {found[0]:5} of {found[1]:6} lost", flush=True)
+                    counts = lost(harness, fault, witness)
+                    measured.setdefault(str(fault), []).append(counts)
+                    print(f"{fault!s:45} {counts[0]:5} of {counts[1]:6} lost", flush=True)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(measured))
 

@@ -1,4 +1,6 @@
-"""A job one of whose ranks prints a thousand records a second, and tells a witness outside of its pod of each."""
+"""A job with a rank that prints a thousand records a second and writes the number of each to a
+witness outside its pod.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,19 @@ PERIOD_S = 0.001
 
 
 def write(witness: str) -> None:
-    """Print records; the witness has the number of the last one that was printed whole."""
+    """Print records, and write the number of the last complete one to the witness."""
     name = f"{os.uname().nodename}.{os.getpid()}"
-    told = os.open(Path(witness) / name, os.O_CREAT | os.O_WRONLY, 0o666)
+    witness_fd = os.open(Path(witness) / name, os.O_CREAT | os.O_WRONLY, 0o666)
     due_s = time.monotonic()
     for number in count():
         os.write(1, f"record {name} {number}\n".encode())
-        os.pwrite(told, struct.pack("<q", number), 0)
+        os.pwrite(witness_fd, struct.pack("<q", number), 0)
         due_s += PERIOD_S
         time.sleep(max(0.0, due_s - time.monotonic()))
 
 
 def train(trainer: Any, *, steps: int, step_s: float, witness: str) -> None:
-    """Trains meanwhile."""
+    """Train while the rank prints."""
     torch.manual_seed(trainer.seed)
     model = torch.nn.Linear(4, 1)
     trainer.register(model=model, optimizer=torch.optim.Adam(model.parameters()))

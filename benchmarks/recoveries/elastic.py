@@ -1,4 +1,4 @@
-"""One run through several world sizes, and experiments a minute."""
+"""A run through several world sizes, and the number of experiments a minute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ RATE = 20
 
 
 def resize(lab: Lab) -> list[Bar]:
-    """Two ranks die within one step's time, without spares; replacements join while the others train."""
+    """Lose two ranks within the time of a step, without spares; replacements join while the others
+    train.
+    """
     faults = Kill(rank=3, at_step=10), Kill(rank=2, at_step=11)
     steps = 200 if lab.smoke else 60  # a tiny step is over before a new process is warm
     outcomes = [lab.run(*faults, steps=steps, twin=True, spares=0) for _ in range(lab.repeats(3))]
@@ -46,16 +48,18 @@ def resize(lab: Lab) -> list[Bar]:
 
 
 def worlds_of(outcome: Outcome) -> list[int]:
-    """The world sizes that committed steps, one after the other."""
+    """Return the successive world sizes that committed steps."""
     return compact(point.world for point in outcome.steps)
 
 
 def throughput(lab: Lab) -> list[Bar]:
-    """A whole experiment with the tiny job, judged against its twin, from a warm supervisor."""
+    """Measure whole experiments with the tiny job, judged against its twin, from a warm
+    supervisor.
+    """
     fault = Kill(rank=2, at_step=10)
     lab.run(
         fault, steps=20, size="tiny", twin=True
-    )  # runs the twin, which later experiments find in the cache
+    )  # runs the twin, which later experiments take from the cache
     seconds = []
     for _ in range(lab.repeats(10)):
         begin_s = time.monotonic()
@@ -73,7 +77,7 @@ def throughput(lab: Lab) -> list[Bar]:
 
 
 def experiments(lab: Lab) -> list[Bar]:
-    """Kills in all phases, each judged against the twin, back to back for a minute."""
+    """Run kills in all phases, each judged against the twin, back to back for a minute."""
     limit_s = 6.0 if lab.smoke else 60.0
     lab.run(Kill(rank=2, at_step=10), steps=20, size="tiny", twin=True)  # runs the twin
     verdicts: list[Verdict] = []
@@ -89,7 +93,9 @@ def experiments(lab: Lab) -> list[Bar]:
 
 
 def rate_bar(verdicts: list[Verdict], elapsed_s: float, cores: int) -> Bar:
-    """How many experiments a minute passed; one that did not is not a verified one."""
+    """Return the bar on passed experiments a minute; an experiment that did not pass is not
+    verified.
+    """
     passed = verdicts.count(Verdict.PASSED)
     rate = passed * 60 / elapsed_s
     return Bar(

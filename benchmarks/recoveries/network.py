@@ -1,16 +1,18 @@
-"""How long a node that falls silent keeps the others from the next step, and how soon it is one of them again."""
+"""Time from a node's silence to the next step of the other nodes, and until the node trains
+again.
+"""
 
 from __future__ import annotations
 
 from benchmarks.harness.bars import Bar
-from benchmarks.harness.lab import Lab, records, say
+from benchmarks.harness.lab import Lab, records, show_progress
 from benchmarks.recoveries.recovery import PLACES, durations, unchanged
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.substrate import registry
 from chaoskit.vocabulary import Event
 from faults import Cut, Fault
 
-#: Three heartbeats of 50 ms that nobody hears.
+#: Three missed heartbeats of 50 ms.
 LEASE_S = 0.15
 #: What silence may cost beside the step that is repeated.
 GRACE_S = 0.5
@@ -22,13 +24,16 @@ _HEAL_S = 2.0
 
 
 def network(lab: Lab) -> list[Bar]:
-    """Everything to and from one node is lost, without a reset; the other labs' nodes have no networks."""
+    """Measure the loss of all packets to and from one node, without a reset.
+
+    The lab has a substrate of its own, since the nodes of the other labs have no networks.
+    """
     places = PLACES[: lab.repeats(len(PLACES))]
     with Lab(smoke=lab.smoke, directory=lab.directory, substrate=registry.NETNS) as apart:
-        say("  a node is cut off, a warm spare")
+        show_progress("  a node is cut off, a warm spare")
         cuts: list[Fault] = [Cut(rank=rank, at_step=_STRIKE, phase=phase) for rank, phase in places]
         spared = [apart.run(fault, steps=_STEPS, twin=True) for fault in cuts]
-        say("  a node is cut off, and heals")
+        show_progress("  a node is cut off, and heals")
         heals: list[Fault] = [
             Cut(rank=rank, at_step=_STRIKE, phase=phase, heal_after_s=_HEAL_S)
             for rank, phase in places
@@ -52,8 +57,8 @@ def network(lab: Lab) -> list[Bar]:
 def _detection(outcomes: list[Outcome]) -> Bar:
     pairs = [
         (span.seconds, LEASE_S)
-        for one in outcomes
-        for span in one.recoveries[0].spans
+        for outcome in outcomes
+        for span in outcome.recoveries[0].spans
         if span.name == "detected"
     ]
     return durations("network", "silent cut: the node is given up", pairs, "3 leases missed")
@@ -69,10 +74,10 @@ def _next_step(outcomes: list[Outcome]) -> Bar:
 
 def _rejoining(outcomes: list[Outcome]) -> Bar:
     name = "silent cut, no spare: from the healing to the first step of the full world"
-    found = [(outcome, rejoining_s(outcome)) for outcome in outcomes]
-    pairs = [(seconds, REJOIN_S) for _, seconds in found if seconds is not None]
-    if len(pairs) < len(found):
-        missing = f"never in {len(found) - len(pairs)} of {len(found)} runs"
+    rejoined = [(outcome, rejoining_s(outcome)) for outcome in outcomes]
+    pairs = [(seconds, REJOIN_S) for _, seconds in rejoined if seconds is not None]
+    if len(pairs) < len(rejoined):
+        missing = f"never in {len(rejoined) - len(pairs)} of {len(rejoined)} runs"
         return Bar(
             topic="network",
             name=name,
@@ -85,7 +90,9 @@ def _rejoining(outcomes: list[Outcome]) -> Bar:
 
 
 def rejoining_s(outcome: Outcome) -> float | None:
-    """Seconds from the end of the fault until all ranks have committed a step together."""
+    """Return the seconds from the end of the fault until all ranks have committed a step
+    together.
+    """
     journal = records(outcome)
     healed_ns = max(
         (record.t_ns for record in journal if record.event == Event.LIFTED), default=None

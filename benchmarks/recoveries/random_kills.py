@@ -1,9 +1,10 @@
-"""SIGKILL at moments that nobody chose:
+"""Kill ranks with SIGKILL at random moments:
 ``python -m benchmarks.recoveries.random_kills [--kills 100] [--sizes 10m,tiny]``.
 
-A rank is killed by its pid, wherever it is, while the world is full and the spares are warm; then again, when they are
-warm again. Asks whether the 95th percentile of kill-to-next-step stays below twice its median, and says what the
-longest one spent its time on. Writes results/random_kills.json, .md and .svg.
+A rank is killed by its pid, in any phase, while the world is full and the spares are warm. The next
+kill follows when the spares are warm again. The bar: the 95th percentile of kill-to-next-step stays
+below twice its median. The phases of the longest recovery are printed. Writes
+results/random_kills.json and .svg.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness.bars import Bar, Report, choose, look_at_machine, save, show, spread
+from benchmarks.harness.bars import Bar, Report, choose, look_at_machine, show, spread
 from benchmarks.harness.hunter import Hunter, Shot
-from benchmarks.harness.lab import Lab, say
+from benchmarks.harness.lab import Lab, show_progress
 from benchmarks.harness.pictures import histogram
+from benchmarks.harness.results import RESULTS, save
+from chaoskit.experiment.run.recovery_timeline import Incident, Timeline
 from chaoskit.experiment.run.run import RawRun
-from chaoskit.experiment.run.timeline import Incident, Timeline
 from chaoskit.journal import Record
 from chaoskit.report.statistics import quantile
 from chaoskit.report.summary import duration
@@ -41,11 +43,13 @@ from chaoskit.vocabulary import RECOVERY_PHASES, Event, Verdict
 RATIO = 2.0
 NODES, SPARES = 4, 2
 
-_EMPTY_RUNS = 3  # so many without a single kill, and something is wrong
+_EMPTY_RUNS = 3  # so many runs without a single kill are an error
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """How one size is hunted: each kill in a window of ``window_s`` from when all is warm, none in the last steps."""
+    """Settings of one size: each kill comes within ``window_s`` of a warm world, and none in the
+    last steps.
+    """
 
     steps: int
     window_s: float
@@ -60,15 +64,16 @@ _QUICK = Round(steps=400, window_s=0.2, spare_steps=50)
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
-    """One kill, and the way back from it.
+    """A kill, and the recovery from it.
 
     Args:
-        seconds: from the kill until the last rank has committed the first step of the new generation.
-        world: ranks that committed it.
-        phases: seconds of each phase on the way there.
-        place: where the victim was.
-        under_way: what else happened just then.
-        starved_s: the longest that a survivor's main thread was ready to run on the way back, and had no CPU.
+        seconds: the time from the kill until the last rank has committed the first step of the new
+            generation.
+        world: the number of ranks that committed it.
+        phases: the seconds of each phase until then.
+        place: the phase and step of the victim.
+        under_way: worker starts and membership changes that were not complete.
+        starved_s: the longest time that a survivor's main thread was ready to run and had no CPU.
     """
 
     seconds: float
@@ -83,17 +88,18 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hunt(lab: Lab, size: str, kills: int, seed: int) -> tuple[list[Recovered], list[str]]:
-    """Run after run, until there were so many kills. Also every problem that the judge found, kills apart.
+    """Run the job until ``kills`` ranks were killed; return the recoveries, and the judge's
+    findings except for kills.
 
     Raises:
-        RuntimeError: if run after run ended without a kill.
+        RuntimeError: if several runs in a row ended without a kill.
     """
     terms, chance = _QUICK if lab.smoke else ROUNDS[size], random.Random(f"{seed}/{size}")
-    found: list[Recovered] = []
+    recoveries: list[Recovered] = []
     problems: list[str] = []
     empty = 0
-    say(f"    {size}: the unbroken run first, {terms.steps} steps")
-    while len(found) < kills and empty < _EMPTY_RUNS:
+    show_progress(f"    {size}: the unbroken run first, {terms.steps} steps")
+    while len(recoveries) < kills and empty < _EMPTY_RUNS:
         begin_s = time.monotonic()
         hunter = Hunter(
             chance,
@@ -101,7 +107,7 @@ def hunt(lab: Lab, size: str, kills: int, seed: int) -> tuple[list[Recovered], l
             spares=SPARES,
             window_s=terms.window_s,
             last_step=terms.steps - terms.spare_steps,
-            limit=kills - len(found),
+            limit=kills - len(recoveries),
         )
         limits: dict[str, Any] = {
             "max_failures": 10_000,
@@ -113,25 +119,25 @@ def hunt(lab: Lab, size: str, kills: int, seed: int) -> tuple[list[Recovered], l
         hunter.close()
         fresh = [way for shot in hunter.shots if (way := way_back(run, shot)) is not None]
         empty = 0 if fresh else empty + 1
-        found += fresh
+        recoveries += fresh
         problems += complaints(outcome)
         if len(fresh) < len(hunter.shots):
             problems.append(
                 f"no step after {len(hunter.shots) - len(fresh)} kills ({outcome.directory})"
             )
         shown = spread([way.seconds for way in fresh]) if fresh else "nothing"
-        say(
-            f"    {size}: {len(found)} of {kills} kills, {shown}, {time.monotonic() - begin_s:.0f} s"
+        show_progress(
+            f"    {size}: {len(recoveries)} of {kills} kills, {shown}, {time.monotonic() - begin_s:.0f} s"
         )
-    if not found:
+    if not recoveries:
         raise RuntimeError(
             f"{_EMPTY_RUNS} runs ended before a rank could be killed: {'; '.join(problems) or 'why?'}"
         )
-    return found, problems
+    return recoveries, problems
 
 
 def complaints(outcome: Outcome) -> list[str]:
-    """What the judge found wrong, but that somebody died whom no fault of the plan explains."""
+    """Return the failed checks of a run, except for deaths that no planned fault explains."""
     bad = [
         check
         for check in outcome.checks
@@ -141,12 +147,14 @@ def complaints(outcome: Outcome) -> list[str]:
 
 
 def way_back(run: RawRun, shot: Shot) -> Recovered | None:
-    """What the journals say about one kill; None if no step came after it."""
+    """Return the recovery from a kill by the journals; None if no step came after it."""
     records = run.records
     noticed = [
-        r
-        for r in records
-        if r.event == Event.DETECTED and r["worker"] == shot.worker and r.t_ns >= shot.t_ns
+        record
+        for record in records
+        if record.event == Event.DETECTED
+        and record["worker"] == shot.worker
+        and record.t_ns >= shot.t_ns
     ]
     if not noticed:
         return None
@@ -167,13 +175,17 @@ def way_back(run: RawRun, shot: Shot) -> Recovered | None:
     )
 
 
-# -- what a kill hit: pure functions of the journals ---------------------------------------------------------------
+# -- what a kill hit: pure functions of the journals -----------------------------------------------
 
 
 def place(records: Sequence[Record], worker: str, t_ns: int) -> str:
-    """Where ``worker`` was at that moment, as exactly as its journal tells."""
+    """Return the phase and step of ``worker`` at ``t_ns``, as exactly as its journal shows."""
     marks = (Event.REDUCE, Event.COMMIT)
-    before = [r for r in records if r.source == worker and r.event in marks and r.t_ns <= t_ns]
+    before = [
+        record
+        for record in records
+        if record.source == worker and record.event in marks and record.t_ns <= t_ns
+    ]
     if not before:
         return "before its first step"
     last = before[-1]
@@ -183,7 +195,9 @@ def place(records: Sequence[Record], worker: str, t_ns: int) -> str:
 
 
 def under_way(records: Sequence[Record], t_ns: int) -> list[str]:
-    """Starts of workers that were not ready yet, and memberships that were not settled yet."""
+    """Return descriptions of the workers that were not ready and of the memberships that were not
+    settled at ``t_ns``.
+    """
     starting: dict[str, None] = {}
     plans: dict[int, str] = {}
     for record in records:
@@ -201,11 +215,11 @@ def under_way(records: Sequence[Record], t_ns: int) -> list[str]:
     return [*(f"the start of {worker}" for worker in starting), *plans.values()]
 
 
-# -- what is claimed ----------------------------------------------------------------------------------------------
+# -- what is claimed -------------------------------------------------------------------------------
 
 
 def claim(size: str, ways: Sequence[Recovered], kills: int, problems: Sequence[str]) -> list[Bar]:
-    """The two bars of one size: how long, and whether it is still the same training."""
+    """Return the two bars of one size: the recovery times, and the equality of the training."""
     seconds = [way.seconds for way in ways]
     middle, p95 = median(seconds), quantile(seconds, 0.95)
     full = sum(way.world == NODES for way in ways)
@@ -236,7 +250,9 @@ def claim(size: str, ways: Sequence[Recovered], kills: int, problems: Sequence[s
 
 
 def explain(size: str, ways: Sequence[Recovered]) -> str:
-    """The longest way back: what it hit, its phases, and which of them were longer than usual."""
+    """Return a description of the longest recovery: its victim's place, its phases, and those
+    longer than usual.
+    """
     longest = max(ways, key=lambda way: way.seconds)
     usual = {name: median([way.phases.get(name, 0.0) for way in ways]) for name in longest.phases}
     excess = {name: seconds - usual[name] for name, seconds in longest.phases.items()}
@@ -258,7 +274,7 @@ def explain(size: str, ways: Sequence[Recovered]) -> str:
 def measure(
     sizes: Sequence[str], kills: int, seed: int, journals: Path | None, *, smoke: bool
 ) -> tuple[Report, dict[str, list[float]]]:
-    """Hunt each size. Also the seconds of each, for the picture."""
+    """Kill ranks in each size; return the report, and the seconds of each size for the picture."""
     machine = look_at_machine()
     bars: list[Bar] = []
     notes: list[str] = []
@@ -269,7 +285,7 @@ def measure(
             bars += claim(size, ways, kills, problems)
             notes.append(explain(size, ways))
             seconds[f"gpt {size}"] = [way.seconds for way in ways]
-    notes.append("![time from a kill to the next step](random_kills.svg)")
+    notes.append("![time from a kill to the next step](results/random_kills.svg)")
     return Report(machine=machine, smoke=smoke, bars=bars, notes=notes), seconds
 
 
@@ -278,7 +294,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=100, help="of each size")
-    sizes_of = functools.partial(choose, known=ROUNDS)
+    sizes_of = functools.partial(choose, available=ROUNDS)
     parser.add_argument(
         "--sizes", type=sizes_of, default=list(ROUNDS), metavar="SIZES", help=", ".join(ROUNDS)
     )
@@ -289,9 +305,7 @@ def main() -> int:
     parser.add_argument(
         "--journals", type=Path, metavar="DIRECTORY", help="keep the journals of all runs there"
     )
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     sizes, kills = (
         (["tiny"], min(options.kills, 5)) if options.quick else (options.sizes, options.kills)
@@ -304,7 +318,7 @@ def main() -> int:
     )
     show(report)
     for note in report.notes[:-1]:
-        say(note)
+        show_progress(note)
     return int(report.failed)
 
 

@@ -1,4 +1,4 @@
-"""How long a rank's death, hang or bad number keeps the others from the next step."""
+"""Time from a rank's death, hang or bad number to the next step of the other ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from statistics import median
 
 from benchmarks.harness.bars import Bar, quantile, spread
-from benchmarks.harness.lab import Lab, records, say, step_seconds
+from benchmarks.harness.lab import Lab, records, show_progress, step_seconds
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.vocabulary import Event, Verdict
 from faults import Fault, Hang, Kill, NaN
@@ -32,14 +32,14 @@ _STEPS, _STRIKE = 40, 24
 
 
 def kill(lab: Lab) -> list[Bar]:
-    """SIGKILL of one rank, with and without a warm spare."""
+    """Measure SIGKILL of one rank, with and without a warm spare."""
     places = PLACES[: lab.repeats(len(PLACES))]
     faults: list[Fault] = [Kill(rank=rank, at_step=_STRIKE, phase=phase) for rank, phase in places]
-    say("  with a warm spare")
+    show_progress("  with a warm spare")
     spared = [lab.run(fault, steps=_STEPS, twin=True) for fault in faults]
-    say("  without a spare")
+    show_progress("  without a spare")
     alone = [lab.run(fault, steps=_STEPS, twin=True, spares=0) for fault in faults[:5]]
-    say("  the step of three ranks")
+    show_progress("  the step of three ranks")
     smaller_s = median(step_seconds(lab.run(steps=_STEPS, nodes=3, shards=4, spares=0)))
     return [
         _at_full_world(
@@ -52,29 +52,29 @@ def kill(lab: Lab) -> list[Bar]:
 
 
 def hang(lab: Lab) -> list[Bar]:
-    """A rank that is stopped, holds the interpreter lock, or spins."""
+    """Measure a rank that is stopped, holds the interpreter lock, or spins."""
     places = PLACES[: lab.repeats(len(PLACES))]
-    found = []
+    bars = []
     for how, what in (
         ("stop", "SIGSTOP"),
         ("gil", "hang that holds the GIL"),
         ("spin", "endless loop"),
     ):
-        say(f"  {what}")
+        show_progress(f"  {what}")
         faults = [Hang(rank=rank, at_step=_STRIKE, phase=phase, how=how) for rank, phase in places]
         outcomes = [lab.run(fault, steps=_STEPS, twin=True) for fault in faults]
         steps = 1 if how == "stop" else HANG_STEPS
-        found.append(
+        bars.append(
             _at_full_world(
                 "hang", f"{what}: every rank's next step, at full world", outcomes, steps
             )
         )
-        found.append(unchanged("hang", f"{what}: nothing lost, same losses and weights", outcomes))
-    return found
+        bars.append(unchanged("hang", f"{what}: nothing lost, same losses and weights", outcomes))
+    return bars
 
 
 def nan(lab: Lab) -> list[Bar]:
-    """A value on one rank that is not a number."""
+    """Measure a value on one rank that is not a number."""
     places = PLACES[: lab.repeats(len(PLACES))]
     wheres = itertools.cycle(("gradient", "weight", "activation"))
     faults = [
@@ -109,7 +109,9 @@ def nan(lab: Lab) -> list[Bar]:
 
 
 def to_next_step(outcome: Outcome) -> float | None:
-    """Seconds from the first fault until the last rank has committed the step that it struck, or the one after that."""
+    """Return the seconds from the first fault until the last rank has committed the struck step or
+    the one after it.
+    """
     journal = records(outcome)
     struck = next((record for record in journal if record.event == Event.INJECTED), None)
     if struck is None:
@@ -126,15 +128,15 @@ def _accused(outcome: Outcome) -> set[int]:
 
 
 def _step(outcomes: list[Outcome]) -> float:
-    """Median step before the fault."""
+    """Return the median step before the fault."""
     steps = [point.seconds for outcome in outcomes for point in outcome.steps[1:_STRIKE]]
     return median(steps)
 
 
 def _at_full_world(topic: str, name: str, outcomes: list[Outcome], steps: int = 1) -> Bar:
-    """Whether the next step at full world comes after at most ``steps`` step times and the grace.
+    """Return the bar on the next step at full world: at most ``steps`` step times and the grace.
 
-    Each recovery is held against the median step of its own run.
+    Each recovery is compared with the median step of its own run.
     """
     pairs = [
         (recovery.full_strength_seconds, steps * recovery.step_seconds + GRACE_S)
@@ -167,11 +169,13 @@ def _in_smaller_world(outcomes: list[Outcome], step_s: float) -> Bar:
 
 
 def durations(topic: str, name: str, pairs: list[tuple[float, float]], limit: str) -> Bar:
-    """``pairs``: seconds and their limits, one a run. The medians are compared, run by run."""
+    """Return a bar that compares medians, run by run. ``pairs``: the seconds and the limit of each
+    run.
+    """
     seconds = [measured for measured, _ in pairs]
     allowed_s = median(limit_s for _, limit_s in pairs)
     excess = [measured - limit_s for measured, limit_s in pairs]
-    within = sum(value <= 0 for value in excess)
+    within = sum(excess_s <= 0 for excess_s in excess)
     return Bar(
         topic=topic,
         name=f"{name}",
@@ -187,7 +191,9 @@ def durations(topic: str, name: str, pairs: list[tuple[float, float]], limit: st
 
 
 def unchanged(topic: str, name: str, outcomes: list[Outcome], most: int = 0) -> Bar:
-    """Bit-equal to the twin, at most ``most`` steps lost in each, and every check of the harness passed."""
+    """Return the bar on equality: bit-equal to the twin, at most ``most`` steps lost, and all
+    checks passed.
+    """
     same = [
         outcome.verdict == Verdict.PASSED and outcome.lost_steps <= most and _same(outcome)
         for outcome in outcomes

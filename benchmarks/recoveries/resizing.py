@@ -1,4 +1,4 @@
-"""How long a planned change of the world's size keeps the ranks that stay from their next step."""
+"""Time from a planned change of the world's size to the next step of the ranks that stay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 from statistics import median
 
 from benchmarks.harness.bars import Bar, quantile
-from benchmarks.harness.lab import Lab, records, say
+from benchmarks.harness.lab import Lab, records, show_progress
 from benchmarks.recoveries.recovery import durations, unchanged
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.journal import Record
@@ -27,7 +27,7 @@ _CYCLES = 4
 
 
 def resizing(lab: Lab) -> list[Bar]:
-    """The world of four goes down to three and up again, on request; then as often as every fourth step."""
+    """Resize the world of four to three and back on request, then as often as every fourth step."""
     return [*_one_node(lab), *_storm(lab), *_drain(lab)]
 
 
@@ -45,7 +45,7 @@ def _one_node(lab: Lab) -> list[Bar]:
     shrinks = [(stop_s, SHRINK_S) for before, after, stop_s in moves if after < before]
     grows = [(stop_s, GROW_S) for before, after, stop_s in moves if after > before]
     for before, after, stop_s in moves:
-        say(f"    {before} -> {after}: {stop_s * 1e3:.0f} ms")
+        show_progress(f"    {before} -> {after}: {stop_s * 1e3:.0f} ms")
     name = (
         "{} by one of four nodes on request: the ranks that stay stop beside the step that follows"
     )
@@ -62,33 +62,39 @@ def _one_node(lab: Lab) -> list[Bar]:
 
 
 def _ordinary(outcomes: list[Outcome]) -> Bar:
-    """What a stop is to be read beside: ranks that share two cores have long and short steps without any move."""
+    """Return the bar on steps without a move, to compare stops with.
+
+    Ranks that share two cores have long and short steps without any move.
+    """
     worlds = sorted(
         {world for outcome in outcomes for world in ordinary_steps(outcome)}, reverse=True
     )
-    told = []
+    parts = []
     for world in worlds:
         seconds = [
             second for outcome in outcomes for second in ordinary_steps(outcome).get(world, [])
         ]
         beside_ms = [(quantile(seconds, q) - median(seconds)) * 1e3 for q in (0.75, 0.95)]
-        told.append(
+        parts.append(
             f"{world} ranks {median(seconds) * 1e3:.0f} ms, +{beside_ms[0]:.0f} / +{beside_ms[1]:.0f} ms"
         )
     return Bar(
         topic="resizing",
         name="steps without a move, and what they take beside their median (p75 / p95)",
-        measured="; ".join(told),
+        measured="; ".join(parts),
         limit="–",
         met=None,
     )
 
 
 def _storm(lab: Lab) -> list[Bar]:
-    """Sizes at random, none twice in a row, so that each request is a move, if it has the time: larger batches."""
+    """Resize at random, never to the current size, so that each request is a move if there is time.
+
+    Batches are larger than usual.
+    """
     random, size, faults = Random(6), 4, list[Fault]()
     for step in range(2, STORM_STEPS - 2, STORM_STEPS // STORM_RESIZES):
-        size = random.choice([one for one in _POLICY.sizes if one != size])
+        size = random.choice([choice for choice in _POLICY.sizes if choice != size])
         faults.append(Scale(to=size, at_step=step))
     outcome = lab.run(
         *faults[: 5 if lab.smoke else None],
@@ -103,7 +109,7 @@ def _storm(lab: Lab) -> list[Bar]:
     ledger = outcome.ledger
     once = ledger is not None and not ledger.missing and not ledger.repeated
     same = unchanged("resizing", "", [outcome]).met
-    told = [
+    parts = [
         f"{moves} moves",
         f"{outcome.lost_steps} steps lost",
         f"samples {'each once' if once else 'not each once'}",
@@ -114,7 +120,7 @@ def _storm(lab: Lab) -> list[Bar]:
         Bar(
             topic="resizing",
             name=f"{len(faults)} resizes asked for in a run of {STORM_STEPS} steps, to 2, 3 or 4 nodes at random",
-            measured=", ".join(told),
+            measured=", ".join(parts),
             limit="none lost, each sample once, bit-equal to the unbroken run",
             met=bool(same and once and outcome.lost_steps == 0),
             timed=False,
@@ -143,9 +149,9 @@ def _drain(lab: Lab) -> list[Bar]:
         1 for outcome in outcomes for record in records(outcome) if record.event == Event.DETECTED
     )
     missing = sum(
-        len(one.ledger.missing) + len(one.ledger.repeated)
-        for one in outcomes
-        if one.ledger is not None
+        len(outcome.ledger.missing) + len(outcome.ledger.repeated)
+        for outcome in outcomes
+        if outcome.ledger is not None
     )
     bar = unchanged(
         "resizing", "a node is taken a second after its notice: nothing lost, same losses", outcomes
@@ -164,36 +170,38 @@ def _drain(lab: Lab) -> list[Bar]:
 
 
 def ordinary_steps(outcome: Outcome) -> dict[int, list[float]]:
-    """By size of the world: seconds between two commits of a worker in the same generation."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for mine in _commits(outcome).values():
-        for before, after in pairwise(mine):
+    """Return the seconds between two commits of a worker in the same generation, by world size."""
+    seconds: dict[int, list[float]] = defaultdict(list)
+    for commits in _commits(outcome).values():
+        for before, after in pairwise(commits):
             if before["generation"] == after["generation"]:
-                found[after["world"]].append((after.t_ns - before.t_ns) / 1e9)
-    return found
+                seconds[after["world"]].append((after.t_ns - before.t_ns) / 1e9)
+    return seconds
 
 
 def stops(outcome: Outcome) -> list[tuple[int, int, float]]:
-    """Every move without a loss: the size before and after, and the longest stop of a rank that stayed, in seconds.
+    """Return every move without a loss: the size before and after, and the longest stop in seconds
+    of a rank that stayed.
 
-    A stop is the time between two commits of a worker in two generations, less the median step of the new world.
+    A stop is the time between two commits of a worker in two generations, less the median step of
+    the new world.
     """
     typical = {world: median(seconds) for world, seconds in ordinary_steps(outcome).items()}
     moves: dict[int, tuple[int, int, float]] = {}
-    for mine in _commits(outcome).values():
-        for before, after in pairwise(mine):
+    for commits in _commits(outcome).values():
+        for before, after in pairwise(commits):
             if before["generation"] != after["generation"] and before["world"] != after["world"]:
                 stop_s = (after.t_ns - before.t_ns) / 1e9 - typical.get(after["world"], 0.0)
-                known = moves.get(after["generation"])
-                longest_s = max(stop_s, known[2]) if known else stop_s
+                recorded = moves.get(after["generation"])
+                longest_s = max(stop_s, recorded[2]) if recorded else stop_s
                 moves[after["generation"]] = (before["world"], after["world"], longest_s)
     return [moves[generation] for generation in sorted(moves)]
 
 
 def _commits(outcome: Outcome) -> dict[str, list[Record]]:
-    """Of each worker, in the order in which they came."""
-    found: dict[str, list[Record]] = defaultdict(list)
+    """Return the commits of each worker, in order."""
+    commits: dict[str, list[Record]] = defaultdict(list)
     for record in records(outcome):
         if record.event == Event.COMMIT:
-            found[record.source].append(record)
-    return found
+            commits[record.source].append(record)
+    return commits

@@ -1,4 +1,5 @@
-"""The reference job on stock PyTorch: torchrun and DistributedDataParallel. Our step time is compared with this one's.
+"""The reference job on stock PyTorch (torchrun and DistributedDataParallel), with which our step
+time is compared.
 
 python -m benchmarks.steps.baseline_ddp --world 4 --steps 40 --size 10m --json FILE
 
@@ -39,7 +40,7 @@ _END_S = 30.0
 
 
 def command(world: int, *arguments: str) -> list[str]:
-    """The command line of a job of that many ranks."""
+    """Return the command line of a job of ``world`` ranks."""
     launcher = [
         sys.executable,
         "-m",
@@ -51,7 +52,7 @@ def command(world: int, *arguments: str) -> list[str]:
 
 
 def run(world: int, steps: int, size: str) -> list[float]:
-    """Wall-clock seconds of each of ``steps`` steps on rank 0, after the warm-up.
+    """Return the wall-clock seconds of each of ``steps`` steps on rank 0, after the warm-up.
 
     Raises:
         subprocess.CalledProcessError: if a rank failed.
@@ -77,7 +78,8 @@ def in_turns(
     loader: bool,
     environment: Mapping[str, str],
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A job that takes turns, for the block. If the block raises, it is ended.
+    """Run a job that takes turns, for the duration of the context. If the block raises, the job is
+    ended.
 
     Args:
         referee: the socket at which the token is passed. block: steps in a turn.
@@ -97,13 +99,15 @@ def in_turns(
 
 
 def leave() -> NoReturn:
-    """End a rank. Under DDP gloo's threads outlive destroy_process_group, and now and then abort a regular exit."""
+    """End a rank without a regular exit: under DDP gloo's threads outlive destroy_process_group and
+    may abort it.
+    """
     dist.barrier()
     os._exit(0)
 
 
 def step_of(steps: int, size: str, *, loader: bool = False) -> Callable[[], None]:
-    """What trains this rank by one step."""
+    """Return a function that trains this rank by one step."""
     rank, world = dist.get_rank(), dist.get_world_size()
     shape = choose(size, steps=steps)
     if shape.batch % world:
@@ -116,11 +120,11 @@ def step_of(steps: int, size: str, *, loader: bool = False) -> Callable[[], None
     scheduler = LambdaLR(optimizer, warmup_cosine(steps))
     share = shape.batch // world
     firsts = [(step * shape.batch + rank * share) % (len(dataset) - share) for step in range(steps)]
-    wanted = [list(range(first, first + share)) for first in firsts]
-    batches: Iterator[torch.Tensor] = map(dataset.__getitems__, wanted)
+    batch_indices = [list(range(first, first + share)) for first in firsts]
+    batches: Iterator[torch.Tensor] = map(dataset.__getitems__, batch_indices)
     if loader:
         batches = iter(
-            DataLoader(dataset, batch_sampler=wanted, num_workers=1, collate_fn=_as_it_is)
+            DataLoader(dataset, batch_sampler=batch_indices, num_workers=1, collate_fn=_as_it_is)
         )
 
     def step() -> None:
@@ -134,12 +138,12 @@ def step_of(steps: int, size: str, *, loader: bool = False) -> Callable[[], None
 
 
 def _as_it_is(batch: torch.Tensor) -> torch.Tensor:
-    """The dataset reads whole batches."""
+    """Return ``batch`` unchanged: the dataset reads whole batches."""
     return batch
 
 
 def measure(steps: int, size: str) -> list[float]:
-    """Train, and return this rank's seconds of each step after the warm-up."""
+    """Train, and return the seconds of each step of this rank after the warm-up."""
     step, seconds = step_of(WARM_UP + steps, size), []
     for _ in range(WARM_UP + steps):
         begin = time.perf_counter()
@@ -149,7 +153,7 @@ def measure(steps: int, size: str) -> list[float]:
 
 
 def work(arguments: argparse.Namespace) -> NoReturn:
-    """One rank; without a referee, rank 0 writes what :func:`run` returns."""
+    """Run one rank; without a referee, rank 0 writes the result of :func:`run`."""
     dist.init_process_group("gloo")
     rank, steps, block = dist.get_rank(), arguments.steps, arguments.block
     if arguments.referee:
@@ -163,7 +167,7 @@ def work(arguments: argparse.Namespace) -> NoReturn:
 
 
 def main() -> None:
-    """Run as a rank where torchrun started this process, else start torchrun and summarise."""
+    """Run as a rank if torchrun started this process, else start torchrun and print a summary."""
     parser = argparse.ArgumentParser(
         description="Step time of the reference job on stock DistributedDataParallel."
     )

@@ -1,9 +1,11 @@
-"""CPU time of the control processes of a running job: ``python -m benchmarks.steps.control_cost [--beside CHECKOUT]``.
+"""Measure the CPU time of the control processes of a running job:
+``python -m benchmarks.steps.control_cost [--beside CHECKOUT]``.
 
-The control processes are the coordinator, the agents and ``chaoskit launch`` itself. Nothing breaks while they are
-watched, so what they spend is what protection costs by time, however long a step takes. With ``--beside`` jobs of this
-checkout of chaoskit and of another one take turns, and the ratio of both is given. Writes results/control_cost.json and
-.md. Exit status 1 if the bar is not met.
+The control processes are the coordinator, the agents and ``chaoskit launch`` itself. No fault
+strikes while they are measured, so this is the cost of protection per second, independent of the
+length of a step. With ``--beside``, jobs of this checkout of chaoskit and of another one take
+turns, and their ratio is reported. Writes results/control_cost.json. Exit status 1 if the bar is
+not met.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from typing import NamedTuple
 
 import psutil
 
-from benchmarks.harness.bars import Bar, Report, look_at_machine, save, show
-from benchmarks.harness.lab import say
+from benchmarks.harness.bars import Bar, Report, look_at_machine, show
+from benchmarks.harness.lab import show_progress
+from benchmarks.harness.results import RESULTS, save
 
 HERE = Path(__file__).parents[2]
 #: What the control processes may spend, of what those of the other checkout spend.
@@ -32,26 +35,26 @@ RATIO_MAX = 0.6
 _START_S, _SETTLE_S = (
     180.0,
     4.0,
-)  # until all processes are there; then until spares and health checks are done
+)  # until all processes run; then until spares and health checks are done
 _COORDINATOR = "ck-coordinator"
 
 
 class Spent(NamedTuple):
-    """CPU time and voluntary context switches of a process since it was started."""
+    """CPU time and voluntary context switches of a process since its start."""
 
     cpu_ns: int
     wakeups: int
 
 
 class Role(NamedTuple):
-    """What the processes of one role spend: milliseconds of CPU a second, and wake-ups a second."""
+    """The cost of one role's processes: milliseconds of CPU a second, and wake-ups a second."""
 
     cpu_ms: float
     wakeups: float
 
 
 def spent(pid: int) -> Spent:
-    """Sum over the threads of a process."""
+    """Return the sum over the threads of a process."""
     cpu_ns = wakeups = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         cpu_ns += int((task / "schedstat").read_text().split()[0])
@@ -61,7 +64,7 @@ def spent(pid: int) -> Spent:
 
 
 def control_processes(launcher: int, nodes: int) -> dict[str, list[int]]:
-    """Role -> pids, of those that are there by now."""
+    """Return the pids of the processes that exist now, by role."""
     named = {child.pid: child.name() for child in psutil.Process(launcher).children(recursive=True)}
     agents = {f"ck-node{number}" for number in range(nodes)}
     return {
@@ -72,7 +75,7 @@ def control_processes(launcher: int, nodes: int) -> dict[str, list[int]]:
 
 
 class Job:
-    """A job of one checkout, launched as a user would."""
+    """A job of one checkout, launched as a user would launch it."""
 
     def __init__(self, checkout: Path, nodes: int, size: str, directory: Path) -> None:
         self._nodes = nodes
@@ -95,7 +98,7 @@ class Job:
         self._directory = directory
 
     def await_training(self) -> None:
-        """Until the ranks train and the spare is ready.
+        """Wait until the ranks train and the spare is ready.
 
         Raises:
             TimeoutError: if that takes too long.
@@ -110,10 +113,13 @@ class Job:
             time.sleep(0.1)
 
     def read(self) -> dict[str, Spent]:
-        """Role -> what its processes have spent."""
+        """Return the time that the processes of each role have spent."""
         roles = control_processes(self._process.pid, self._nodes)
-        found = {role: [spent(pid) for pid in pids] for role, pids in roles.items()}
-        return {role: Spent(*map(sum, zip(*each, strict=True))) for role, each in found.items()}
+        spent_by_role = {role: [spent(pid) for pid in pids] for role, pids in roles.items()}
+        return {
+            role: Spent(*map(sum, zip(*processes, strict=True)))
+            for role, processes in spent_by_role.items()
+        }
 
     def end(self) -> None:
         """End the launcher, and with it the job."""
@@ -126,7 +132,7 @@ class Job:
 
 
 def measure(checkout: Path, nodes: int, size: str, seconds: float) -> dict[str, Role]:
-    """What each role of a job spends once it trains."""
+    """Return the cost of each role of a job that trains."""
     with tempfile.TemporaryDirectory(prefix="chaoskit-bench-") as folder:
         job = Job(checkout, nodes, size, Path(folder) / "run")
         try:
@@ -137,26 +143,27 @@ def measure(checkout: Path, nodes: int, size: str, seconds: float) -> dict[str, 
             lasted_s, after = time.monotonic() - begun_s, job.read()
         finally:
             job.end()
-    found = {}
+    costs = {}
     for role, then in before.items():
         cpu_ns, wakeups = (now - was for now, was in zip(after[role], then, strict=True))
-        found[role] = Role(cpu_ns / 1e6 / lasted_s, wakeups / lasted_s)
-    return found
+        costs[role] = Role(cpu_ns / 1e6 / lasted_s, wakeups / lasted_s)
+    return costs
 
 
 def middle(rounds: list[dict[str, Role]]) -> dict[str, Role]:
-    """The median of each number."""
+    """Return the median of each number over the rounds."""
     return {
         role: Role(
-            median(one[role].cpu_ms for one in rounds), median(one[role].wakeups for one in rounds)
+            median(costs[role].cpu_ms for costs in rounds),
+            median(costs[role].wakeups for costs in rounds),
         )
         for role in rounds[0]
     }
 
 
-def told(roles: dict[str, Role]) -> str:
-    """In words."""
-    parts = [f"{role} {one.cpu_ms:.1f} ({one.wakeups:.0f}/s)" for role, one in roles.items()]
+def describe(roles: dict[str, Role]) -> str:
+    """Return a description of the costs of ``roles``."""
+    parts = [f"{role} {cost.cpu_ms:.1f} ({cost.wakeups:.0f}/s)" for role, cost in roles.items()]
     return f"{total_ms(roles):.1f} ms/s: {', '.join(parts)}"
 
 
@@ -164,17 +171,19 @@ def total_ms(roles: dict[str, Role]) -> float:
     return sum(role.cpu_ms for role in roles.values())
 
 
-def bar(nodes: int, mine: list[dict[str, Role]], others: list[dict[str, Role]]) -> Bar:
-    """Rounds of this checkout, judged by those of the other one if there are any."""
+def bar(nodes: int, own: list[dict[str, Role]], others: list[dict[str, Role]]) -> Bar:
+    """Return the bar for this checkout; its rounds are judged by those of the other checkout, if
+    there are any.
+    """
     name = f"CPU of the control processes, {nodes} ranks"
     samples = {
-        side: [{role: one._asdict() for role, one in roles.items()} for roles in rounds]
-        for side, rounds in (("mine", mine), ("others", others))
+        side: [{role: cost._asdict() for role, cost in roles.items()} for roles in rounds]
+        for side, rounds in (("mine", own), ("others", others))
     }
     if not others:
-        return Bar(topic="control", name=name, measured=told(middle(mine)), samples=samples)
-    ratio = median(total_ms(roles) for roles in mine) / median(total_ms(roles) for roles in others)
-    measured = f"{ratio:.2f} x; {told(middle(mine))}; the other {told(middle(others))}"
+        return Bar(topic="control", name=name, measured=describe(middle(own)), samples=samples)
+    ratio = median(total_ms(roles) for roles in own) / median(total_ms(roles) for roles in others)
+    measured = f"{ratio:.2f} x; {describe(middle(own))}; the other {describe(middle(others))}"
     limit, met = f"at most {RATIO_MAX:g} x", ratio <= RATIO_MAX
     return Bar(topic="control", name=name, measured=measured, limit=limit, met=met, samples=samples)
 
@@ -190,23 +199,29 @@ def main() -> int:
     parser.add_argument(
         "--beside", type=Path, metavar="CHECKOUT", help="another checkout, for the ratio"
     )
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parents[2] / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     machine = look_at_machine()
     bars = []
     for nodes in options.nodes:
-        found: dict[Path, list[dict[str, Role]]] = {HERE: []}
+        rounds_by_checkout: dict[Path, list[dict[str, Role]]] = {HERE: []}
         if options.beside:
-            found[options.beside.resolve()] = []
+            rounds_by_checkout[options.beside.resolve()] = []
         for number in range(options.rounds):
-            for checkout, rounds in found.items():
+            for checkout, rounds in rounds_by_checkout.items():
                 rounds.append(measure(checkout, nodes, options.size, options.seconds))
-                say(f"  {nodes} ranks, round {number + 1}, {checkout}: {told(rounds[-1])}")
+                show_progress(
+                    f"  {nodes} ranks, round {number + 1}, {checkout}: {describe(rounds[-1])}"
+                )
         bars.append(
             bar(
-                nodes, found[HERE], [one for checkout in list(found)[1:] for one in found[checkout]]
+                nodes,
+                rounds_by_checkout[HERE],
+                [
+                    costs
+                    for checkout in list(rounds_by_checkout)[1:]
+                    for costs in rounds_by_checkout[checkout]
+                ],
             )
         )
     report = Report(machine=machine, smoke=False, bars=bars)

@@ -1,8 +1,10 @@
-"""What chaoskit costs on one GPU: ``python -m benchmarks.steps.gpu [--device cpu] [--smoke] [--json FILE]``.
+"""Measure the cost of chaoskit on one GPU:
+``python -m benchmarks.steps.gpu [--device cpu] [--smoke] [--json FILE]``.
 
-The step of the reference job on one rank, beside the same loop in plain PyTorch (and in plain FSDP2): the kinds take
-turns, run by run, and each row is a median. Then what a snapshot of a state in the device's memory costs training.
-Prints a table; ``docs/gpu.md`` has what was measured. With ``--device cpu`` it shows that the script works, no more.
+The step of the reference job on one rank is compared with the same loop in plain PyTorch and in
+plain FSDP2. The kinds take turns, run by run, and each row is a median. Then the cost of a snapshot
+of a state in device memory is measured. Prints a table; ``docs/gpu.md`` has the results. A run with
+``--device cpu`` only shows that the script works.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ TENSOR_BYTES = 2**24
 
 
 def plain(device: str, steps: int, batch: int, context: int, *, sharded: bool) -> float:
-    """Median seconds of a step without chaoskit."""
+    """Return the median seconds of a step without chaoskit."""
     shape = choose("10m", steps=steps, batch=batch, context=context)
     dataset = ByteDataset(corpus_file(shape.corpus_bytes), shape.context)
     torch.manual_seed(1)
@@ -66,13 +68,13 @@ def plain(device: str, steps: int, batch: int, context: int, *, sharded: bool) -
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        loss.item()  # chaoskit reads it in each step, too
+        loss.item()  # chaoskit reads the loss in each step, too
         seconds.append(time.perf_counter() - begin_s)
     return median(seconds[DROPPED:])
 
 
 def protected(device: str, steps: int, batch: int, context: int, job: str, reduction: str) -> float:
-    """Median seconds of a step of a run of one rank, all defaults."""
+    """Return the median seconds of a step of a run of one rank, with all defaults."""
     options = {"size": "10m", "batch": batch, "context": context}
     plan = {"nodes": 1, "spares": 0, "steps": steps, "twin": False, "deadline_s": 300.0}
     with Harness() as harness:
@@ -85,8 +87,8 @@ def protected(device: str, steps: int, batch: int, context: int, job: str, reduc
 def measure_steps(
     device: str, steps: int, rounds: int, shapes: dict[str, tuple[int, int]]
 ) -> dict[str, float]:
-    """Median seconds of each kind of step."""
-    found: dict[str, list[float]] = {}
+    """Return the median seconds of each kind of step."""
+    times: dict[str, list[float]] = {}
     for _ in range(rounds):
         for name, (batch, context) in shapes.items():
             place = (device, steps, batch, context)
@@ -98,12 +100,14 @@ def measure_steps(
                 "sharded": lambda place=place: protected(*place, "fsdp", "exact"),
             }
             for kind, run in kinds.items():
-                found.setdefault(f"{name}, {kind}", []).append(run())
-    return {name: median(seconds) for name, seconds in found.items()}
+                times.setdefault(f"{name}, {kind}", []).append(run())
+    return {name: median(seconds) for name, seconds in times.items()}
 
 
 def measure_snapshots(device: str, tensors: int, rounds: int) -> dict[str, float]:
-    """Median seconds of what training waits for a snapshot, and until it is sealed."""
+    """Return the median seconds that training waits for a snapshot, and those until it is
+    sealed.
+    """
     state = [
         HeldTensor(f"t{number}", torch.randn(TENSOR_BYTES // 4, device=device))
         for number in range(tensors)
@@ -112,7 +116,7 @@ def measure_snapshots(device: str, tensors: int, rounds: int) -> dict[str, float
         8192 if device == "cuda" else 512, 8192 if device == "cuda" else 512, device=device
     )
     snapshotter = Snapshotter(Slots(), state)
-    found: dict[str, list[float]] = {
+    times: dict[str, list[float]] = {
         "begin": [],
         "wait": [],
         "sealed": [],
@@ -123,7 +127,7 @@ def measure_snapshots(device: str, tensors: int, rounds: int) -> dict[str, float
     def timed(act: Callable[[], object], name: str) -> None:
         begin_s = time.perf_counter()
         act()
-        found[name].append(time.perf_counter() - begin_s)
+        times[name].append(time.perf_counter() - begin_s)
 
     def step() -> None:
         for _ in range(20):
@@ -140,15 +144,15 @@ def measure_snapshots(device: str, tensors: int, rounds: int) -> dict[str, float
         for held in state:
             held.tensor.add_(1)
         snapshotter.settle()
-        found["sealed"].append(time.perf_counter() - begin_s)
+        times["sealed"].append(time.perf_counter() - begin_s)
     snapshotter.close()
     return {
-        name: median(seconds[2:]) for name, seconds in found.items()
+        name: median(seconds[2:]) for name, seconds in times.items()
     }  # the first two register their memory
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure all kinds, and print the table."""
     parser = argparse.ArgumentParser(description="What chaoskit costs on one GPU.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
@@ -163,16 +167,16 @@ def main() -> None:
         dist.init_process_group(
             backend, init_method=f"file://{directory}/store", rank=0, world_size=1
         )
-        found = measure_snapshots(
+        results = measure_snapshots(
             arguments.device, 2 if arguments.smoke else 128, 2 if arguments.smoke else 10
         )
-        found |= measure_steps(arguments.device, steps, rounds, shapes)
+        results |= measure_steps(arguments.device, steps, rounds, shapes)
         dist.destroy_process_group()
-    for name, seconds in found.items():
+    for name, seconds in results.items():
         print(f"{name:28} {seconds * 1e3:9.2f} ms")
     if arguments.json:
         arguments.json.write_text(
-            json.dumps({"seconds": found, "torch": torch.__version__}, indent=1)
+            json.dumps({"seconds": results, "torch": torch.__version__}, indent=1)
         )
 
 

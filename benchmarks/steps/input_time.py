@@ -1,8 +1,10 @@
-"""What the time of a dataset costs: ``python -m benchmarks.steps.input_time [--quick] [--results DIRECTORY]``.
+"""Measure the cost of a dataset's time:
+``python -m benchmarks.steps.input_time [--quick] [--results DIRECTORY]``.
 
-The same job with a dataset that needs 20 ms for the batch of a shard: as it is, fetched ahead, and with a dataset that
-needs nothing; beside it DistributedDataParallel with a DataLoader. Writes results/input_time.json and .md. Exit status
-1 if the bar is not met.
+One job is run with a dataset that needs 20 ms for the batch of a shard, and with one that needs no
+time. The slow dataset is read in the step or fetched ahead. These are compared with
+DistributedDataParallel and a DataLoader. Writes results/input_time.json. Exit status 1 if the bar
+is not met.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from benchmarks.harness.bars import Bar, Report, look_at_machine, save, show, spread
-from benchmarks.harness.lab import WARM_UP, Lab, say, step_seconds
-from chaoskit.fixtures.jobs.paced import Stored
+from benchmarks.harness.bars import Bar, Report, look_at_machine, show, spread
+from benchmarks.harness.lab import WARM_UP, Lab, show_progress, step_seconds
+from benchmarks.harness.results import RESULTS, save
+from chaoskit.fixtures.jobs.paced import SlowDataset
 
 RANKS, BATCH, STEPS = 2, 64, 100
 FETCH_S, SHARD_S = 0.02, 0.03
@@ -41,18 +44,18 @@ JOB_NOTE = f"""The job is `fixtures/jobs/paced.py` on {RANKS} ranks, one shard e
 DistributedDataParallel trains the same model on the same data, with one worker process a rank in its `DataLoader`."""
 
 
-# -- DistributedDataParallel ----------------------------------------------------------------------------------------
+# -- DistributedDataParallel -----------------------------------------------------------------------
 
 
-class Rows(Stored):
-    """The same dataset for a DataLoader, which asks for it by batches."""
+class Rows(SlowDataset):
+    """The dataset for a DataLoader that asks for whole batches."""
 
     def __getitem__(self, indices: Sequence[int]) -> torch.Tensor:
         return self.__getitems__(indices)
 
 
 def run_ddp(steps: int) -> list[float]:
-    """Seconds of each step on rank 0, after the warm-up."""
+    """Return the seconds of each step on rank 0, after the warm-up."""
     with tempfile.TemporaryDirectory() as directory:
         outfile = Path(directory) / "seconds.json"
         launcher = [
@@ -79,7 +82,7 @@ def run_ddp(steps: int) -> list[float]:
 
 
 def train_ddp(outfile: Path, steps: int) -> None:
-    """One rank."""
+    """Train as one rank of DistributedDataParallel; rank 0 writes its step times to ``outfile``."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     network = torch.nn.Sequential(
@@ -107,11 +110,11 @@ def train_ddp(outfile: Path, steps: int) -> None:
     os._exit(0)  # gloo's threads outlive destroy_process_group under DDP
 
 
-# -- the comparison -------------------------------------------------------------------------------------------------
+# -- the comparison --------------------------------------------------------------------------------
 
 
 def train(lab: Lab, steps: int, **options: Any) -> list[float]:
-    """Seconds of each step of one run."""
+    """Return the seconds of each step of one run."""
     settings: dict[str, Any] = {
         "job": "paced",
         "nodes": RANKS,
@@ -124,7 +127,7 @@ def train(lab: Lab, steps: int, **options: Any) -> list[float]:
 
 
 def measure(lab: Lab) -> list[Bar]:
-    """All four, in turns, some times each."""
+    """Run all four kinds in turns, several times each, and return the bars."""
     steps = 10 if lab.smoke else STEPS
     runs: dict[str, list[float]] = {"nothing": [], "waits": [], "ahead": [], "ddp": []}
     for _ in range(lab.repeats(3)):
@@ -132,7 +135,7 @@ def measure(lab: Lab) -> list[Bar]:
         runs["waits"] += train(lab, steps, fetch_s=FETCH_S)
         runs["ahead"] += train(lab, steps, fetch_s=FETCH_S, prefetch=True)
         runs["ddp"] += run_ddp(steps)
-    nothing_s, waits_s, ahead_s, ddp_s = (median(found) for found in runs.values())
+    nothing_s, waits_s, ahead_s, ddp_s = (median(seconds) for seconds in runs.values())
     hidden = (waits_s - ahead_s) / (waits_s - nothing_s)
     return [
         Bar(
@@ -161,9 +164,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run: few steps, no claims")
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     parser.add_argument("--ddp", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=STEPS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -171,7 +172,7 @@ def main() -> int:
         train_ddp(options.ddp, options.steps)
     machine = look_at_machine()
     with Lab(smoke=options.quick) as lab:
-        say("input")
+        show_progress("input")
         bars = measure(lab)
     report = Report(machine=machine, smoke=options.quick, bars=bars, notes=[JOB_NOTE])
     save(report, options.results, "input_time")

@@ -1,9 +1,11 @@
-"""What it costs a node to follow chatty logs: CPU time of its agent, and of the process that matches log rules.
+"""Measure the cost of following chatty logs on a node: CPU time of its agent and of the process
+that matches log rules.
 
-    python -m benchmarks.steps.log_rules [--lines-per-s 100] [--workers 4] [--seconds 20]
+``python -m benchmarks.steps.log_rules [--lines-per-s 100] [--workers 4] [--seconds 20]``
 
-The agent's own code has the logs of so many workers looked at, to each of which so many lines are written a second;
-beside it heartbeats are paced as an agent paces them. CPU time is that of the two processes, of one core.
+The agent's own code follows the logs of ``--workers`` workers, each with ``--lines-per-s`` new
+lines a second, while it sends heartbeats. CPU time is that of the two processes, as a share of one
+core.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import time
 from pathlib import Path
 
 from chaoskit.logs.process import LogLine, start_log_process
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.process.progress_board import Board
 from chaoskit.rules import LogRule, parse_rules
 from chaoskit.vocabulary import Phase
 
@@ -37,7 +39,9 @@ _BEAT_S = 0.04
 
 
 def write(paths: list[Path], lines_per_s: float, ended: threading.Event) -> None:
-    """In another process, so that its CPU time is not counted."""
+    """Write lines to all files until ``ended`` is set; runs in another process, so that its CPU
+    time is not counted.
+    """
     files = [path.open("a", buffering=1) for path in paths]
     number = 0
     while not ended.wait(1 / lines_per_s):
@@ -93,16 +97,16 @@ def main() -> None:
                         start_log_process("a", rules, Path(directory), ()) if rules else (None, 0)
                     )
                     cpu, latest_s = asyncio.run(_measure(rules, line, workers, given.seconds))
-                    if pid:  # it has ended with the line
+                    if pid:  # the process ended when its connection was closed
                         used = os.wait4(pid, 0)[2]
                         matching = (used.ru_utime + used.ru_stime) / given.seconds
                 finally:
                     if child:
                         os.kill(child, 9)
                         os.waitpid(child, 0)
-            told = f"{name:>15}, {lines_per_s:g} lines/s each: {cpu * 100:.2f} % of a core"
-            told += f" and {matching * 100:.2f} % beside it" if rules else ""
-            sys.stdout.write(f"{told}, a beat at most {latest_s * 1000:.1f} ms late\n")
+            text = f"{name:>15}, {lines_per_s:g} lines/s each: {cpu * 100:.2f} % of a core"
+            text += f" and {matching * 100:.2f} % beside it" if rules else ""
+            sys.stdout.write(f"{text}, a beat at most {latest_s * 1000:.1f} ms late\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""What it costs a training to be watched: ``python -m benchmarks.steps.observing [--quick] [--results DIRECTORY]``.
+"""Measure the cost of observing a training:
+``python -m benchmarks.steps.observing [--quick] [--results DIRECTORY]``.
 
-One run, in which the watchers take turns: nobody, somebody who scrapes the metrics endpoint every second, ``chaoskit
-top`` in a terminal, and nobody again. Writes results/observing.json and .md. Exit status 1 if the bar is not met.
+The observers of one run take turns: none, a client that scrapes the metrics endpoint every second,
+``chaoskit top`` in a terminal, and none again. Writes results/observing.json. Exit status 1 if the
+bar is not met.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.bars import Bar, Report, look_at_machine, save, show, spread
-from benchmarks.harness.lab import Lab, say
+from benchmarks.harness.bars import Bar, Report, look_at_machine, show, spread
+from benchmarks.harness.lab import Lab, show_progress
+from benchmarks.harness.results import RESULTS, save
 from chaoskit.journal import Record
 from chaoskit.observe.watching import Observation
 from chaoskit.vocabulary import Event
@@ -45,10 +48,10 @@ out, and in its turns it also reads what was written while it was stopped. CPU t
 
 
 class Watchers:
-    """Takes turns in a thread of its own, once the training goes on, until it is over.
+    """Observers that take turns on a thread of their own, from the start of training to its end.
 
     Attributes:
-        turns: who, from when, to when, and the CPU seconds of the launcher's process and of ``chaoskit top``.
+        turns: observer, begin and end in ns, CPU seconds of the launcher and of ``chaoskit top``.
     """
 
     def __init__(self, directory: Path, turn_s: float) -> None:
@@ -69,8 +72,8 @@ class Watchers:
         self._thread.join()
         self._observation.__exit__(None, None, None)
 
-    def hear(self, message: Any) -> None:
-        """A message of the coordinator."""
+    def take_message(self, message: Any) -> None:
+        """Take a message of the coordinator."""
         if isinstance(message, Heartbeat) and any(
             beat.step > _SETTLED_STEPS for beat in message.beats
         ):
@@ -89,36 +92,36 @@ class Watchers:
             os.read(terminal, 1)  # its first picture
             drain.start()
             viewer.send_signal(signal.SIGSTOP)
-            for who in itertools.cycle(_TURNS):
+            for observer in itertools.cycle(_TURNS):
                 if self._over.is_set():
                     return
-                self._take_turn(who, viewer)
+                self._take_turn(observer, viewer)
         finally:
             viewer.kill()
             viewer.wait()
             os.close(terminal)
 
-    def _take_turn(self, who: str, viewer: subprocess.Popen[bytes]) -> None:
-        self._now = who
+    def _take_turn(self, observer: str, viewer: subprocess.Popen[bytes]) -> None:
+        self._now = observer
         begun_ns, begun_s, viewer_s = (
             time.monotonic_ns(),
             time.process_time(),
             _cpu_seconds(viewer.pid),
         )
-        if who == TOP:
+        if observer == TOP:
             viewer.send_signal(signal.SIGCONT)
         until_s = time.monotonic() + self._turn_s
         while (left_s := until_s - time.monotonic()) > 0 and not self._over.is_set():
-            if who == METRICS:
+            if observer == METRICS:
                 with urllib.request.urlopen(
                     self._observation.metrics_url, timeout=_LIMIT_S
                 ) as answer:
                     answer.read()
             self._over.wait(min(left_s, _SCRAPE_S))
-        if who == TOP:
+        if observer == TOP:
             viewer.send_signal(signal.SIGSTOP)
         spent = (time.process_time() - begun_s, _cpu_seconds(viewer.pid) - viewer_s)
-        self.turns.append((who, begun_ns, time.monotonic_ns(), *spent))
+        self.turns.append((observer, begun_ns, time.monotonic_ns(), *spent))
 
 
 def _drain(terminal: int) -> None:
@@ -137,50 +140,63 @@ def _cpu_seconds(pid: int) -> float:
 def steps_of(
     records: list[Record], turns: list[tuple[str, int, int, float, float]]
 ) -> dict[str, list[float]]:
-    """Seconds of the steps that lie within a turn, by whose it was."""
-    ends = [one.t_ns for one in records if one.event == Event.COMMIT and one["rank"] == 0]
-    found: dict[str, list[float]] = {who: [] for who in dict.fromkeys(_TURNS)}
+    """Return the seconds of the steps within the turns of each observer."""
+    ends = [
+        record.t_ns for record in records if record.event == Event.COMMIT and record["rank"] == 0
+    ]
+    seconds: dict[str, list[float]] = {observer: [] for observer in dict.fromkeys(_TURNS)}
     for begin, end in itertools.pairwise(ends):
-        for who, begun_ns, ended_ns, *_ in turns:
+        for observer, begun_ns, ended_ns, *_ in turns:
             if begun_ns <= begin and end <= ended_ns:
-                found[who].append((end - begin) / 1e9)
-    return found
+                seconds[observer].append((end - begin) / 1e9)
+    return seconds
 
 
 def measure(directory: Path, steps: int, turn_s: float, *, smoke: bool) -> list[Bar]:
-    """The run."""
+    """Run the job with the observers in turns, and return the bars."""
     with (
         Lab(smoke=smoke, directory=directory) as lab,
         Watchers(directory / "watched-1", turn_s) as watchers,
     ):
-        run, _ = lab.watch(watchers.hear, steps=steps, size=lab.size, twin=False, nodes=2, spares=0)
+        run, _ = lab.watch(
+            watchers.take_message, steps=steps, size=lab.size, twin=False, nodes=2, spares=0
+        )
     times = steps_of(run.records, watchers.turns)
-    cpu = {who: _share(watchers.turns, who) for who in times}
+    cpu = {observer: _share(watchers.turns, observer) for observer in times}
     base_s = median(times[NOBODY] or [0.0])
     bars = []
-    for who in (METRICS, TOP):
-        ratio = median(times[who]) / base_s if times[who] and base_s else 0.0
-        launcher, viewer = (mine - other for mine, other in zip(cpu[who], cpu[NOBODY], strict=True))
+    for observer in (METRICS, TOP):
+        ratio = median(times[observer]) / base_s if times[observer] and base_s else 0.0
+        launcher, viewer = (
+            observed_s - unobserved_s
+            for observed_s, unobserved_s in zip(cpu[observer], cpu[NOBODY], strict=True)
+        )
         bars.append(
             Bar(
                 topic="observing",
-                name=f"{who}: a step, of one that nobody watches",
-                measured=f"{ratio:.3f} x ({len(times[who])} steps); {100 * (launcher + viewer):.2f} % of a core",
+                name=f"{observer}: a step, of one that nobody watches",
+                measured=f"{ratio:.3f} x ({len(times[observer])} steps); {100 * (launcher + viewer):.2f} % of a core",
                 limit=f"at most {RATIO_MAX:g} x",
                 met=0 < ratio <= RATIO_MAX,
-                samples={"steps_s": times[who], "cpu": cpu[who]},
+                samples={"steps_s": times[observer], "cpu": cpu[observer]},
             )
         )
-    told = "; ".join(f"{who}: {spread(seconds)}" for who, seconds in times.items() if seconds)
+    measured = "; ".join(
+        f"{observer}: {spread(seconds)}" for observer, seconds in times.items() if seconds
+    )
     name, samples = "a step", {"steps_s": times[NOBODY], "cpu": cpu[NOBODY]}
-    return [*bars, Bar(topic="observing", name=name, measured=told, samples=samples)]
+    return [*bars, Bar(topic="observing", name=name, measured=measured, samples=samples)]
 
 
-def _share(turns: list[tuple[str, int, int, float, float]], who: str) -> tuple[float, float]:
-    """Of the launcher's process and of ``chaoskit top``, CPU seconds a second of these turns."""
-    mine = [turn for turn in turns if turn[0] == who]
-    lasted_s = sum(ended_ns - begun_ns for _, begun_ns, ended_ns, *_ in mine) / 1e9 or 1.0
-    return sum(turn[3] for turn in mine) / lasted_s, sum(turn[4] for turn in mine) / lasted_s
+def _share(turns: list[tuple[str, int, int, float, float]], observer: str) -> tuple[float, float]:
+    """Return the CPU seconds a second of the launcher and of ``chaoskit top`` in the turns of an
+    observer.
+    """
+    own_turns = [turn for turn in turns if turn[0] == observer]
+    lasted_s = sum(ended_ns - begun_ns for _, begun_ns, ended_ns, *_ in own_turns) / 1e9 or 1.0
+    return sum(turn[3] for turn in own_turns) / lasted_s, sum(
+        turn[4] for turn in own_turns
+    ) / lasted_s
 
 
 def main() -> int:
@@ -189,12 +205,10 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run: few steps, no claims")
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     machine = look_at_machine()
-    say("one run, in which the watchers take turns")
+    show_progress("one run, in which the watchers take turns")
     with tempfile.TemporaryDirectory() as directory:
         steps, turn_s = (200, 1.0) if options.quick else (options.steps, _TURN_S)
         bars = measure(Path(directory), steps, turn_s, smoke=options.quick)

@@ -1,11 +1,16 @@
-"""What protection costs while nothing breaks: ``python -m benchmarks.steps.overhead [--only all,copies] [--quick]``.
+"""Measure the cost of protection in unbroken training:
+``python -m benchmarks.steps.overhead [--only all,copies] [--quick]``.
 
-Each row of the table is one comparison: chaoskit's job and DistributedDataParallel's are alive together, train the same
-model, and take turns by a token, in blocks of 20 steps. A pair is a block of each; so what else happens on the machine,
-whose speed changes by a tenth within a minute, meets both. The first 2 steps of a block are dropped. A pair during
-which other processes used more than 0.2 CPUs is marked, and does not count. Each protection is measured alone and all
-of them together, on 2 and 4 ranks, with the input read in the step and fetched ahead (prefetch=True; a DataLoader with
-one worker). Writes results/overhead.json, with every step of every pair, and .md. Exit status 1 if a limit is not met.
+Each row of the table is a comparison of chaoskit's job with DistributedDataParallel's. Both run
+together, train the same model, and take turns by a token, in blocks of 20 steps. A pair is a block
+of each side, so that other load affects both: the machine's speed changes by a tenth within a
+minute. The first 2 steps of a block are dropped. A pair during which other processes used more than
+0.2 CPUs is marked, and does not count.
+
+Each protection is measured alone, and all of them together, on 2 and 4 ranks. The input is read in
+the step or fetched ahead (prefetch=True; a DataLoader with one worker). Writes
+results/overhead.json and, with every step of every pair, results/samples/overhead.json. Exit status
+1 if a limit is not met.
 """
 
 from __future__ import annotations
@@ -25,8 +30,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from benchmarks.harness.bars import Bar, Report, choose, look_at_machine, save, show
-from benchmarks.harness.lab import Lab, say
+from benchmarks.harness.bars import Bar, Report, choose, look_at_machine, show
+from benchmarks.harness.lab import Lab, show_progress
 from benchmarks.harness.referee import (
     DROPPED,
     OTHER_CPUS_MAX,
@@ -36,6 +41,7 @@ from benchmarks.harness.referee import (
     plain,
     refereed,
 )
+from benchmarks.harness.results import RESULTS, save
 from benchmarks.harness.turns import steps_of
 from benchmarks.steps import baseline_ddp
 from chaoskit.vocabulary import Verdict
@@ -48,13 +54,13 @@ KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_
 
 PAIRS, BLOCK = 10, 20
 _QUICK_BLOCK = 5
-_WARM_PAIRS = 1  # that are not looked at
+_WARM_PAIRS = 1  # excluded from the measurement
 _SPARES_S = 300.0
 _DEADLINE_S = 3600.0
 _NOTE = (
     "Both jobs are alive together: while one trains, the other waits, and so do its control processes, which use some "
-    f"CPU all the same (`waiting_cpus` in the JSON). A pair is marked if others used more than {OTHER_CPUS_MAX:g} CPUs "
-    f"in one of its blocks; its first {DROPPED} steps in each block are dropped."
+    "CPU all the same (`waiting_cpus` in the samples). A pair is marked if others used more than "
+    f"{OTHER_CPUS_MAX:g} CPUs in one of its blocks; its first {DROPPED} steps in each block are dropped."
 )
 
 _NOTHING: dict[str, Any] = {
@@ -80,7 +86,9 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
 
 
 class Case(NamedTuple):
-    """One comparison. ``protection``: of :data:`PROTECTIONS`. ``loader``: the input is fetched ahead."""
+    """A comparison. ``protection``: a key of :data:`PROTECTIONS`. ``loader``: the input is fetched
+    ahead.
+    """
 
     protection: str
     world: int
@@ -88,7 +96,7 @@ class Case(NamedTuple):
 
     @property
     def reduction(self) -> str:
-        """How gradients are summed."""
+        """The method by which gradients are summed."""
         return str(PROTECTIONS[self.protection].get("reduction", "exact"))
 
     def __str__(self) -> str:
@@ -99,19 +107,19 @@ class Case(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A turn of each."""
+    """A turn of each side."""
 
     ddp: Turn
     ours: Turn
 
     @property
     def is_marked(self) -> bool:
-        """Whether other load makes the comparison worthless."""
+        """True if other load makes the comparison worthless."""
         return self.ddp.is_marked or self.ours.is_marked
 
     @property
     def ratio(self) -> float:
-        """Of the median steps."""
+        """The ratio of the median steps, ours to DDP's."""
         return median(self.ours.seconds) / median(self.ddp.seconds)
 
 
@@ -120,7 +128,7 @@ USUAL = (Case("all", 2, False), Case("all, fast", 2, False), Case("all", 4, Fals
 
 
 def overhead(lab: Lab) -> list[Bar]:
-    """The protections that are on by default, together."""
+    """Return the bars of the protections that are on by default, all of them together."""
     return [bar_of(case, compare(lab, case, lab.repeats(PAIRS))) for case in USUAL]
 
 
@@ -133,11 +141,11 @@ def compare(lab: Lab, case: Case, pairs: int) -> list[Pair]:
     block, ready = _QUICK_BLOCK if lab.smoke else BLOCK, threading.Event()
     settings = PROTECTIONS[case.protection]
     steps = steps_of(_WARM_PAIRS + pairs, block)
-    wanted = case.world + settings.get("spares", 1)
+    worker_count = case.world + settings.get("spares", 1)
 
-    def watch(message: Any, found: set[str] = set()) -> None:  # noqa: B006 - of this one run
-        found.update([message.worker] if isinstance(message, WorkerReady) else [])
-        if len(found) >= wanted:
+    def watch(message: Any, ready_workers: set[str] = set()) -> None:  # noqa: B006 - of this one run
+        ready_workers.update([message.worker] if isinstance(message, WorkerReady) else [])
+        if len(ready_workers) >= worker_count:
             ready.set()
 
     with (
@@ -168,8 +176,11 @@ def compare(lab: Lab, case: Case, pairs: int) -> list[Pair]:
 
 
 def _play(referee: Referee, pairs: int, ddp_pid: int, ready: threading.Event) -> list[Pair]:
-    """All turns; a referee that fails lets the ranks go, which fail then, too."""
-    found = []
+    """Play all turns and return the counted pairs.
+
+    If the referee fails, it closes its connections, so that the ranks fail, too.
+    """
+    counted = []
     try:
         referee.gather()
         if not ready.wait(_SPARES_S):
@@ -178,28 +189,32 @@ def _play(referee: Referee, pairs: int, ddp_pid: int, ready: threading.Event) ->
             turns = {side: referee.play(side, ddp_pid) for side in sides}
             pair = Pair(turns["ddp"], turns["ours"])
             if number >= _WARM_PAIRS:
-                found.append(pair)
+                counted.append(pair)
                 mark = ", other load" if pair.is_marked else ""
                 ddp_ms = median(pair.ddp.seconds) * 1e3
                 spent = pair.ours.cpu_s / (
                     pair.ddp.cpu_s or math.inf
                 )  # turns may be shorter than a tick
-                say(
-                    f"    pair {len(found)}: {pair.ratio:.2f} x ({ddp_ms:.0f} ms), CPU {spent:.2f} x{mark}"
+                show_progress(
+                    f"    pair {len(counted)}: {pair.ratio:.2f} x ({ddp_ms:.0f} ms), CPU {spent:.2f} x{mark}"
                 )
     except BaseException:
         referee.close()
         raise
-    return found
+    return counted
 
 
 def bar_of(case: Case, pairs: Sequence[Pair]) -> Bar:
-    """A row of the table. Marked pairs are listed, and do not count; nothing is claimed if most of them are."""
+    """Return a row of the table.
+
+    Marked pairs are listed and do not count. The row claims nothing if most pairs are marked.
+    """
     counted = [pair for pair in pairs if not pair.is_marked]
     enough = 2 * len(counted) > len(pairs)
     shown = counted if enough else list(pairs)
     ours, ddp = (
-        [one for pair in shown for one in getattr(pair, side).seconds] for side in ("ours", "ddp")
+        [step_s for pair in shown for step_s in getattr(pair, side).seconds]
+        for side in ("ours", "ddp")
     )
     cpu_ms = [median(getattr(pair, side).cpu_s for pair in shown) * 1e3 for side in ("ddp", "ours")]
     ratio, limit = median(pair.ratio for pair in shown), LIMITS[case.reduction]
@@ -229,7 +244,7 @@ def _times(seconds: Sequence[float]) -> str:
 
 
 def longest(pairs: Sequence[Pair]) -> str:
-    """The longest step of all, and where it was."""
+    """Return a description of the longest step of all, with its place."""
     steps = (
         (seconds, side, number, place)
         for number, pair in enumerate(pairs, 1)
@@ -241,7 +256,9 @@ def longest(pairs: Sequence[Pair]) -> str:
 
 
 def row(lab: Lab, case: Case, pairs: int) -> Bar:
-    """One row of the table; one that could not be measured says why, and the others follow."""
+    """Return a row of the table; a comparison that fails gives a row with the reason, and the
+    others follow.
+    """
     try:
         return bar_of(case, compare(lab, case, pairs))
     except (ConnectionError, TimeoutError) as error:
@@ -255,7 +272,7 @@ def row(lab: Lab, case: Case, pairs: int) -> Bar:
 
 
 def cases(protections: Sequence[str], worlds: Sequence[int]) -> list[Case]:
-    """All comparisons of a table."""
+    """Return all comparisons of a table."""
     return [
         Case(name, world, loader)
         for world in worlds
@@ -269,9 +286,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     # "all, fast" has a comma in its name
-    known = {name.replace(", ", "-").replace(" ", "-"): name for name in PROTECTIONS}
+    protections = {name.replace(", ", "-").replace(" ", "-"): name for name in PROTECTIONS}
     parser.add_argument(
-        "--only", type=lambda text: choose(text, known), default=list(known), metavar="PROTECTIONS"
+        "--only",
+        type=lambda text: choose(text, protections),
+        default=list(protections),
+        metavar="PROTECTIONS",
     )
     parser.add_argument(
         "--ranks", type=int, nargs="+", metavar="N", help="default: 2 4; of a smoke run: 2"
@@ -280,19 +300,15 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="a smoke run: the tiny job, one pair, no claims"
     )
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     worlds = options.ranks or ([2] if options.quick else [2, 4])
     report = Report(machine=look_at_machine(), smoke=options.quick, bars=[], notes=[_NOTE])
     with Lab(smoke=options.quick) as lab:
-        for case in cases([known[name] for name in options.only], worlds):
-            say(f"  {case}")
+        for case in cases([protections[name] for name in options.only], worlds):
+            show_progress(f"  {case}")
             report.bars.append(row(lab, case, lab.repeats(options.pairs)))
-            save(
-                report, options.results, "overhead"
-            )  # a table takes an hour: what is measured stays
+            save(report, options.results, "overhead")  # a table takes an hour: keep the rows so far
     show(report)
     return int(report.failed)
 

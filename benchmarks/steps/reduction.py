@@ -1,7 +1,9 @@
-"""What the exact reduction costs beside gloo's all-reduce: ``python -m benchmarks.steps.reduction [--json FILE]``.
+"""Compare the exact reduction with gloo's all-reduce:
+``python -m benchmarks.steps.reduction [--json FILE]``.
 
-Ranks are forked processes of one thread on this machine. The three kinds take turns, so that other load meets all of
-them; a repetition takes as long as its slowest rank. ``all-reduce`` sums a flat tensor in place and does nothing else.
+Ranks are forked processes with one thread on this machine. The three kinds take turns, so that
+other load affects all of them. A repetition takes as long as its slowest rank. The kind
+``all-reduce`` only sums a flat tensor in place.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ WIDTH = 400
 
 
 def join(path: Path, rank: int, size: int) -> Group:
-    """The runtime's own process group, on the loopback interface."""
+    """Return the runtime's own process group, on the loopback interface."""
     return Group(
         FileStore(str(path), size),
         rank,
@@ -40,12 +42,12 @@ def join(path: Path, rank: int, size: int) -> Group:
 
 
 def barrier(group: Group) -> None:
-    """Return when all ranks are here."""
+    """Return when all ranks have called it."""
     group.all_reduce(torch.zeros(1)).wait()
 
 
 def kinds(group: Group, floats: int) -> dict[str, Callable[[], object]]:
-    """What is compared. Gradients are those of square layers with biases."""
+    """Return the compared reductions by name. Gradients are those of square layers with biases."""
     layers = max(floats // (WIDTH * WIDTH + WIDTH), 1)
     layout = FlatLayout(
         [(WIDTH, WIDTH), (WIDTH,)] * layers, [torch.float32] * 2 * layers, torch.device("cpu")
@@ -53,14 +55,14 @@ def kinds(group: Group, floats: int) -> dict[str, Callable[[], object]]:
     local = LocalGradients(layout, group.size)
     local.add(group.rank, [torch.randn(shape) for shape in layout.shapes])
     ownership = [[rank] for rank in range(group.size)]
-    found: dict[str, Callable[[], object]] = {}
+    reductions: dict[str, Callable[[], object]] = {}
     plain = layout.allocate()
-    found["all-reduce"] = lambda: group.all_reduce(plain).wait()
+    reductions["all-reduce"] = lambda: group.all_reduce(plain).wait()
     for kind in ("exact", "fast"):
         reducer = make_reducer(kind, local, group.size + 1)
         reducer.begin(group, ownership)
-        found[kind] = lambda reducer=reducer: reducer.reduce([0.0] * (group.size + 1))
-    return found
+        reductions[kind] = lambda reducer=reducer: reducer.reduce([0.0] * (group.size + 1))
+    return reductions
 
 
 def measure(path: Path, rank: int, times: torch.Tensor, floats: int) -> None:

@@ -1,7 +1,8 @@
-"""What a rank at half speed among four costs: ``python -m benchmarks.steps.uneven [--quick] [--results DIRECTORY]``.
+"""Measure the cost of one rank at half speed among four:
+``python -m benchmarks.steps.uneven [--quick] [--results DIRECTORY]``.
 
-The same job three times: unbroken, with a rank that is slow from one step to the end and shards that stay where they
-are, and with balancing. Writes results/uneven.json and .md. Exit status 1 if the bar is not met.
+The job runs unbroken, with a rank that is slow from one step to the end, and with such a rank and
+balancing of shards. Writes results/uneven.json. Exit status 1 if the bar is not met.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
 
-from benchmarks.harness.bars import Bar, Report, look_at_machine, save, show, spread
-from benchmarks.harness.lab import Lab, records, say
+from benchmarks.harness.bars import Bar, Report, look_at_machine, show, spread
+from benchmarks.harness.lab import Lab, records, show_progress
+from benchmarks.harness.results import RESULTS, save
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.vocabulary import Event
 from faults import Straggle
@@ -40,7 +42,7 @@ is there after so many steps when from then on five steps take no longer than th
 
 
 class Setting(NamedTuple):
-    """One of the three runs."""
+    """The settings of one of the three runs."""
 
     name: str
     is_slow: bool
@@ -53,7 +55,7 @@ BALANCED = Setting("balanced", True, True)
 
 
 def train(lab: Lab, setting: Setting, shards: int) -> Outcome:
-    """One run, judged against its twin."""
+    """Run the job with ``setting`` and judge it against its twin."""
     shard_s = STEP_S * RANKS / shards
     slow = Straggle(rank=SLOW_RANK, at_step=AT, delay_ms=shard_s / 2 * 1000, steps=10 * STEPS)
     return lab.run(
@@ -70,7 +72,7 @@ def train(lab: Lab, setting: Setting, shards: int) -> Outcome:
 
 
 def step_seconds(outcome: Outcome) -> list[float]:
-    """Of each step from the first after the change on: from the commit before it on rank 0 to its own."""
+    """Return the seconds of each step after the change, between two commits of rank 0."""
     commits = {
         record["step"]: record.t_ns
         for record in records(outcome)
@@ -83,7 +85,9 @@ def step_seconds(outcome: Outcome) -> list[float]:
 
 
 def steps_until(seconds: list[float], limit_s: float) -> int | None:
-    """Steps after which ``WINDOW`` of them, on end, take no longer than ``limit_s`` in the mean; None if never."""
+    """Return the number of steps before ``WINDOW`` successive ones take at most ``limit_s`` in the
+    mean; None if never.
+    """
     means = [
         sum(seconds[first : first + WINDOW]) / WINDOW for first in range(len(seconds) - WINDOW + 1)
     ]
@@ -91,7 +95,7 @@ def steps_until(seconds: list[float], limit_s: float) -> int | None:
 
 
 def measure(lab: Lab, shards: int) -> list[Bar]:
-    """The three runs, in turns, some times each."""
+    """Run the three settings in turns, several times each, and return the bars."""
     runs: dict[str, list[list[float]]] = {}
     verdicts: list[str] = []
     for _ in range(lab.repeats(3)):
@@ -102,8 +106,8 @@ def measure(lab: Lab, shards: int) -> list[Bar]:
     whole_s = median(itertools.chain(*runs[UNBROKEN.name]))
     best_s = whole_s * RANKS / (RANKS - 0.5)
     share = {
-        name: best_s / mean(itertools.chain(*(one[WITHIN:] for one in found)))
-        for name, found in runs.items()
+        name: best_s / mean(itertools.chain(*(times[WITHIN:] for times in step_times)))
+        for name, step_times in runs.items()
     }
     within = [steps_until(seconds, best_s / SHARE) for seconds in runs[BALANCED.name]]
     reached = all(count is not None and count <= WITHIN for count in within)
@@ -123,7 +127,8 @@ def measure(lab: Lab, shards: int) -> list[Bar]:
             topic="uneven",
             name=f"V={shards}: a step: unbroken; shards stay; balanced, after {WITHIN} steps",
             measured="; ".join(
-                spread(list(itertools.chain(*(one[WITHIN:] for one in runs[s.name])))) for s in ALL
+                spread(list(itertools.chain(*(times[WITHIN:] for times in runs[s.name]))))
+                for s in ALL
             ),
         ),
         Bar(
@@ -146,14 +151,12 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run: few steps, no claims")
     parser.add_argument("--shards", type=int, nargs="+", default=[16, 32], metavar="V")
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     machine, bars = look_at_machine(), []
     with Lab(smoke=options.quick) as lab:
         for shards in options.shards:
-            say(f"V={shards}")
+            show_progress(f"V={shards}")
             bars += measure(lab, shards)
     report = Report(machine=machine, smoke=options.quick, bars=bars, notes=[JOB_NOTE, SPLIT_NOTE])
     save(report, options.results, "uneven")

@@ -1,8 +1,10 @@
-"""What a setting costs in step time: ``python -m benchmarks.steps.vary [--vary FIELD=A,B ...] [--size 10m] [--quick]``.
+"""Measure the cost of a setting in step time:
+``python -m benchmarks.steps.vary [--vary FIELD=A,B ...] [--size 10m] [--quick]``.
 
-Trains unbroken with the values A and B of a field of RunConfig, in turns, so that what else happens on the machine
-meets both, and compares the median steps. Without --vary: audits and copies in memory, off and on. Writes
-results/vary.json and .md. Exit status 1 if a setting costs more than --limit allows.
+Unbroken training runs with the values A and B of a field of RunConfig in turns, so that other load
+affects both, and their median steps are compared. The default is to vary audits and copies in
+memory, off and on. Writes results/vary.json. Exit status 1 if a setting costs more than --limit
+allows.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from benchmarks.harness.bars import Bar, Report, look_at_machine, save, show
-from benchmarks.harness.lab import WARM_UP, Lab, say, step_seconds
+from benchmarks.harness.bars import Bar, Report, look_at_machine, show
+from benchmarks.harness.lab import WARM_UP, Lab, show_progress, step_seconds
+from benchmarks.harness.results import RESULTS, save
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 
@@ -43,19 +46,19 @@ class Variation(NamedTuple):
 
 
 def parse(text: str) -> Variation:
-    """``hash_every=0,1``.
+    """Return the variation that ``text`` describes, such as ``hash_every=0,1``.
 
     Raises:
         BadInput: if this is no field of RunConfig with two values of its type.
     """
     field, _, values = text.partition("=")
-    pair = [value.strip() for value in values.split(",")]
-    known = get_type_hints(RunConfig)
-    if field not in known or field == "job":
-        raise BadInput("vary", text, f"name one of {', '.join(sorted(set(known) - {'job'}))}")
+    pair = [text_value.strip() for text_value in values.split(",")]
+    field_types = get_type_hints(RunConfig)
+    if field not in field_types or field == "job":
+        raise BadInput("vary", text, f"name one of {', '.join(sorted(set(field_types) - {'job'}))}")
     if len(pair) != 2:
         raise BadInput("vary", text, f"give two values: {field}=A,B")
-    return Variation(field, *(_value(text, value, known[field]) for value in pair))
+    return Variation(field, *(_value(text, text_value, field_types[field]) for text_value in pair))
 
 
 def _value(text: str, value: str, kind: Any) -> Any:
@@ -66,23 +69,28 @@ def _value(text: str, value: str, kind: Any) -> Any:
 
 
 def usual() -> list[Variation]:
-    """Those of :data:`USUAL` that this version has.
+    """Return the variations of :data:`USUAL` that this version has.
 
     Raises:
         BadInput: if it has none.
     """
-    found = [parse(text) for text in USUAL if text.partition("=")[0] in RunConfig.__struct_fields__]
-    if not found:
+    variations = [
+        parse(text) for text in USUAL if text.partition("=")[0] in RunConfig.__struct_fields__
+    ]
+    if not variations:
         raise BadInput(
             "vary",
             None,
             "name a field and two values, such as buckets=1,4: the usual ones are not here",
         )
-    return found
+    return variations
 
 
 def compare(lab: Lab, variations: Sequence[Variation], size: str, limit: float | None) -> list[Bar]:
-    """A bar a variation, from rounds in which all segments take turns, each round beginning with another one."""
+    """Return a bar for each variation.
+
+    All segments take turns in each round, and each round begins with another segment.
+    """
     segments = [(number, side) for number in range(len(variations)) for side in (0, 1)]
     medians: dict[tuple[int, int], list[float]] = {segment: [] for segment in segments}
     steps = WARM_UP + (15 if lab.smoke else _STEPS)
@@ -92,7 +100,7 @@ def compare(lab: Lab, variations: Sequence[Variation], size: str, limit: float |
             field, *values = variations[number]
             seconds = step_seconds(lab.run(steps=steps, size=size, **{field: values[side]}))
             medians[number, side].append(median(seconds))
-            say(
+            show_progress(
                 f"    round {turn + 1}, {field}={values[side]}: median step {median(seconds) * 1e3:.1f} ms"
             )
     return [
@@ -108,8 +116,10 @@ def cost(
     size: str,
     limit: float | None,
 ) -> Bar:
-    """What ``other`` costs beside ``base``: seconds a step, one median a round."""
-    rounds = [mine / theirs for mine, theirs in zip(other, base, strict=True)]
+    """Return a bar on the cost of ``other`` compared with ``base``; both are seconds of a step, one
+    median a round.
+    """
+    rounds = [other_s / base_s for other_s, base_s in zip(other, base, strict=True)]
     ratio = median(other) / median(base)
     return Bar(
         topic="vary",
@@ -142,9 +152,7 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="a smoke run: the tiny job, one round, no claims"
     )
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     try:
         variations = [parse(text) for text in options.vary] or usual()

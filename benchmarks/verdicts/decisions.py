@@ -1,14 +1,16 @@
-"""False alarms and power of comparisons:
+"""Measure false alarms and power of comparisons:
 ``python -m benchmarks.verdicts.decisions [--runs N] [--tries N] [--results DIR]``.
 
-Recoveries from a SIGKILL are recorded in several sessions, each a process of its own with a warm start of its own. Then
-pairs of sessions are drawn, runs are drawn from both with replacement, and some change is planted in the later one: its
-recoveries are longer by a share, or recoveries *and* steps are, as on a slow day. What :func:`chaoskit.history.compare`
-says of each pair is counted. A change of 0 that is called regressed is a false alarm.
+Recoveries from a SIGKILL are recorded in several sessions, each in a process of its own with its
+own warm start. Then pairs of sessions are drawn, and runs are drawn from both with replacement. A
+change is planted in the later session: its recoveries are longer by a share, or recoveries *and*
+steps are, as on a slow day. The results of :func:`chaoskit.history.compare` for these pairs are
+counted. A change of 0 that is called regressed is a false alarm.
 
-For versions that run in turns (:mod:`chaoskit.versions`), blocks of four consecutive runs of one session are drawn with
-replacement, so that what one run does to the next stays; both versions run in that session, and it may get slower
-while they do. ``--samples FILE`` decides about what an earlier run has recorded.
+For versions that run in turns (:mod:`chaoskit.versions`), blocks of four consecutive runs of one
+session are drawn with replacement, so that the effect of a run on the next one is kept. Both
+versions run in that session, which may get slower meanwhile. The option ``--samples FILE`` uses the
+recordings of an earlier call.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from benchmarks.harness.results import write
 from chaoskit.history.compare import compare
 from chaoskit.history.finding import NumberChange
 from chaoskit.history.record import Metric, RunRecord, new_id
@@ -58,8 +61,8 @@ def test_kill(chaos):
 
 
 def record(runs: int) -> list[list[RunRecord]]:
-    """The runs of each session that recovered."""
-    found = []
+    """Run the sessions; return, for each, the runs that recovered."""
+    sessions = []
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "test_decisions.py").write_text(TEST)
         (Path(directory) / "pytest.ini").write_text("[pytest]\nchaos_detection = relaxed\n")
@@ -75,12 +78,16 @@ def record(runs: int) -> list[list[RunRecord]]:
                 str(file),
             ]
             subprocess.run([sys.executable, "-m", "pytest", *options], cwd=directory, check=True)
-            found.append(read(str(file)).runs)
-    return found
+            sessions.append(read(str(file)).runs)
+    return sessions
 
 
 def changed(run: RunRecord, recovery: float, everything: float) -> RunRecord:
-    """The same run, slower."""
+    """Return ``run`` with longer durations.
+
+    Recoveries grow by the shares ``recovery`` and ``everything``, and all other durations by
+    ``everything``.
+    """
     by = {
         "recovery": (1 + recovery) * (1 + everything),
         "step": 1 + everything,
@@ -96,8 +103,10 @@ def changed(run: RunRecord, recovery: float, everything: float) -> RunRecord:
 def decide(
     sessions: Sequence[Sequence[RunRecord]], size: int, planted: tuple[float, float], tries: int
 ) -> dict[str, float]:
-    """The share of comparisons of each kind: by the first of :data:`ORDER` that a duration is found to be."""
-    chance, found = random.Random(f"{size}{planted}"), Counter[NumberChange]()
+    """Return the share of comparisons with each change; a comparison counts as the first of
+    :data:`ORDER` that it finds.
+    """
+    chance, counts = random.Random(f"{size}{planted}"), Counter[NumberChange]()
     for _ in range(tries):
         before, after = chance.sample(sessions, 2)
         findings = compare(
@@ -107,26 +116,28 @@ def decide(
             ],
             [changed(run, *planted) for run in chance.choices(after, k=size)],
         ).findings
-        changes = {one.change for one in findings if one.metric in DECIDING}
-        found[next(change for change in ORDER if change in changes)] += 1
-    return {change.value: found[change] / tries for change in ORDER if found[change]}
+        changes = {finding.change for finding in findings if finding.metric in DECIDING}
+        counts[next(change for change in ORDER if change in changes)] += 1
+    return {change.value: counts[change] / tries for change in ORDER if counts[change]}
 
 
 def in_turns(
     sessions: Sequence[Sequence[RunRecord]], planted: float, drift: float, tries: int
 ) -> dict[str, float]:
-    """Shares of what a comparison in turns finds of a recovery, and how many runs a side it takes."""
-    chance, found, runs = random.Random(f"{planted}{drift}"), Counter[NumberChange](), 0
+    """Return the shares of changes that comparisons in turns find in recoveries, and the mean
+    number of runs a side.
+    """
+    chance, counts, runs = random.Random(f"{planted}{drift}"), Counter[NumberChange](), 0
     for _ in range(tries):
         values = stream(chance, chance.choice(sessions), drift)
         schedule = VersionSchedule(["test_kill"], numbers=("recovery",))
         while turn := schedule.next_turn():
             slower = 1 + planted if turn.side is Side.AFTER else 1.0
             schedule.take(turn, ArmReport([changed(next(values), slower - 1, 0.0)]))
-        (one,) = (one for one in schedule.findings if one.metric == "recovery")
-        found[one.change] += 1
-        runs += schedule.counted("test_kill")
-    return {change.value: found[change] / tries for change in ORDER if found[change]} | {
+        (finding,) = (finding for finding in schedule.findings if finding.metric == "recovery")
+        counts[finding.change] += 1
+        runs += schedule.counted_runs("test_kill")
+    return {change.value: counts[change] / tries for change in ORDER if counts[change]} | {
         "runs": runs / tries
     }
 
@@ -134,7 +145,7 @@ def in_turns(
 def stream(
     chance: random.Random, session: Sequence[RunRecord], drift: float
 ) -> Iterator[RunRecord]:
-    """Runs of a session in blocks of four, on a day that gets slower."""
+    """Yield runs of a session in blocks of four, from a machine that gets slower by ``drift``."""
     for place in itertools.count():
         if place % 4 == 0:
             start = chance.randrange(len(session) - 3)
@@ -148,10 +159,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=40, help="of each session")
     parser.add_argument("--tries", type=int, default=2000, help="comparisons of each kind")
-    parser.add_argument("--samples", type=Path, help="a decisions.json, instead of recording anew")
     parser.add_argument(
-        "--results", type=Path, help="a directory for decisions.json and decisions.md"
+        "--samples", type=Path, help="a samples/decisions.json, instead of recording anew"
     )
+    parser.add_argument("--results", type=Path, help="a directory for decisions.json")
     arguments = parser.parse_args()
     sessions = recorded(arguments.samples) if arguments.samples else record(arguments.runs)
     rows = []
@@ -161,18 +172,18 @@ def main() -> None:
             rows.append(
                 {"runs": size, "recovery": planted[0], "everything": planted[1], "shares": shares}
             )
-            told = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+            text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
             print(
-                f"{size} a side, recovery +{planted[0]:.0%}, everything +{planted[1]:.0%}: {told}",
+                f"{size} a side, recovery +{planted[0]:.0%}, everything +{planted[1]:.0%}: {text}",
                 flush=True,
             )
     turns = []
     for planted, drift in TURNS:
         shares = in_turns(sessions, planted, drift, arguments.tries)
         turns.append({"recovery": planted, "drift": drift, "shares": shares})
-        told = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if name != "runs")
+        text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if name != "runs")
         print(
-            f"in turns, +{planted:.0%}, drift {drift:.0%}: {told}; {shares['runs']:.1f} runs a side",
+            f"in turns, +{planted:.0%}, drift {drift:.0%}: {text}; {shares['runs']:.1f} runs a side",
             flush=True,
         )
     if arguments.results:
@@ -180,17 +191,17 @@ def main() -> None:
 
 
 def recorded(path: Path) -> list[list[RunRecord]]:
-    """Runs that an earlier call has recorded."""
-    told = json.loads(path.read_text())
-    names = told["samples_s"]["of"]
+    """Return the runs that an earlier call recorded."""
+    stored = json.loads(path.read_text())
+    names = stored["samples_s"]["of"]
     return [
-        [_run(dict(zip(names, values, strict=True)), told["machine"]) for values in session]
-        for session in told["samples_s"]["sessions"]
+        [_run(dict(zip(names, values, strict=True)), stored["machine"]) for values in session]
+        for session in stored["samples_s"]["sessions"]
     ]
 
 
 def _run(values_s: dict[str, float], machine: str) -> RunRecord:
-    metrics = {name: Metric(value, "s", "lower") for name, value in values_s.items()}
+    metrics = {name: Metric(duration_s, "s", "lower") for name, duration_s in values_s.items()}
     return RunRecord(
         run_id=new_id(),
         session=new_id(),
@@ -213,29 +224,38 @@ def _write(
     turns: Sequence[dict[str, Any]],
 ) -> None:
     names = ("recovery", "step", "bound")
-    samples = [
+    samples_s = [
         [[round(run.metrics[name].value, 6) for name in names] for run in session]
         for session in sessions
     ]
     machine = sessions[0][0].machine
-    told = {
+    shares = {"decisions": rows, "in_turns": turns}
+    summary = {
         "machine": machine,
-        "samples_s": {"of": names, "sessions": samples},
-        "decisions": rows,
-        "in_turns": turns,
+        "sessions": len(sessions),
+        "recoveries": sum(map(len, sessions)),
+        **shares,
     }
-    (directory / "decisions.json").write_text(json.dumps(told, indent=1) + "\n")
+    samples = {"machine": machine, "samples_s": {"of": names, "sessions": samples_s}, **shares}
+    write(directory, "decisions", summary, json.dumps(samples, indent=1))
+
+
+def render_markdown(summary: Mapping[str, Any]) -> str:
+    """Return the section of ``decisions.json`` on the page of results, without its heading."""
     kinds = [change.value for change in ORDER]
-    of = f"{sum(map(len, sessions))} recoveries of {len(sessions)} sessions on {machine}, drawn in pairs of sessions."
+    head = (
+        f"{summary['recoveries']} recoveries of {summary['sessions']} sessions on {summary['machine']}, drawn in pairs "
+        "of sessions. Written by `python -m benchmarks.verdicts.decisions --results benchmarks/results`."
+    )
     lines = [
-        "# How often a comparison is right",
+        "How often a comparison is right.",
         "",
-        f"{of} Written by `python -m benchmarks.verdicts.decisions --results benchmarks/results`.",
+        head,
         "",
         f"| runs a side | recovery | everything | {' | '.join(kinds)} |",
         f"|---|---|---|{'---|' * len(kinds)}",
     ]
-    for row in rows:
+    for row in summary["decisions"]:
         shares = row["shares"]
         cells = [f"{shares.get(kind, 0):.1%}" for kind in kinds]
         lines.append(
@@ -248,7 +268,7 @@ def _write(
         "| recovery | drift | regressed | unchanged | undecided | better | runs a side |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in turns:
+    for row in summary["in_turns"]:
         shares = row["shares"]
         cells = [
             f"{shares.get(kind, 0):.1%}"
@@ -257,7 +277,7 @@ def _write(
         lines.append(
             f"| +{row['recovery']:.0%} | {row['drift']:.0%} | {' | '.join(cells)} | {shares['runs']:.1f} |"
         )
-    (directory / "decisions.md").write_text("\n".join([*lines, ""]))
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

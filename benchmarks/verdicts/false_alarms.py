@@ -1,9 +1,10 @@
-"""Is healthy training left alone on a busy machine?
+"""Count false alarms while healthy training runs on a busy machine:
 ``python -m benchmarks.verdicts.false_alarms [--minutes 30] [--load own]``.
 
-Trains gpt, 10m and tiny by turns, with nothing broken, while other programs take the CPUs away in bursts. Every
-detection, every change of the membership and every verdict that is not "passed" is a false alarm. Writes
-results/false_alarms.json and .md. Exit status 1 if there was one.
+The sizes 10m and tiny of gpt are trained in turns, without faults, while other programs use the
+CPUs in bursts. Every detection, every change of the membership and every verdict other than
+"passed" is a false alarm. Writes results/false_alarms.json. Exit status 1 if there was a false
+alarm.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness.bars import Bar, Report, choose, look_at_machine, save, show
-from benchmarks.harness.lab import Lab, say
+from benchmarks.harness.bars import Bar, Report, choose, look_at_machine, show
+from benchmarks.harness.lab import Lab, show_progress
+from benchmarks.harness.results import RESULTS, save
 from benchmarks.harness.weather import LOADS, Weather, bursts, require_load
 from chaoskit.errors import BadInput
 from chaoskit.experiment.run.run import RawRun
@@ -47,7 +49,9 @@ _TELL_S = 15.0
 
 
 class Calm(msgspec.Struct, frozen=True, kw_only=True):
-    """One unbroken run. ``detections`` and ``plans``: what there should be none of, and one of."""
+    """An unbroken run. ``detections``: must be empty. ``plans``: the number of memberships, which
+    must be 1.
+    """
 
     size: str
     trained_s: float
@@ -62,7 +66,7 @@ class Calm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress:
-    """A watch callback that says, now and then, how it goes."""
+    """A watch callback that prints progress from time to time."""
 
     def __init__(self, text: str, weather: Weather) -> None:
         self._text, self._weather = text, weather
@@ -75,16 +79,16 @@ class Progress:
                 self._step = max([self._step, *(beat.step for beat in beats)])
             case WorkerLost(worker, _, cause, detail):
                 self._lost += 1
-                say(f"    {worker}: {cause} ({detail})")
+                show_progress(f"    {worker}: {cause} ({detail})")
         if time.monotonic() - self._told_s >= _TELL_S:
             self._told_s = time.monotonic()
-            say(
+            show_progress(
                 f"    {self._text}, step {self._step}; beside it: {self._weather.now}; {self._lost} workers given up"
             )
 
 
 def look(size: str, run: RawRun, outcome: Outcome) -> Calm:
-    """What an unbroken run shows."""
+    """Return the results of an unbroken run."""
     seconds = [point.seconds for point in outcome.steps[1:]]
     detections, plans = alarms(run.records)
     return Calm(
@@ -102,7 +106,9 @@ def look(size: str, run: RawRun, outcome: Outcome) -> Calm:
 
 
 def alarms(records: Sequence[Record]) -> tuple[list[str], int]:
-    """Everything that was noticed before the end of the job, spares included, in words; and how many memberships."""
+    """Return descriptions of all detections before the end of the job, spares included, and the
+    number of memberships.
+    """
     end_ns = min((r.t_ns for r in records if r.event == Event.JOB_ENDED), default=None)
     during = [record for record in records if end_ns is None or record.t_ns <= end_ns]
     detections = [
@@ -117,7 +123,10 @@ def alarms(records: Sequence[Record]) -> tuple[list[str], int]:
 def claim(
     runs: Sequence[Calm], alone: Mapping[str, float], load: str, loaded_s: float, burst_count: int
 ) -> list[Bar]:
-    """The bar, and beside it what the load did to the training. ``alone``: by size, seconds of a step without it."""
+    """Return the bar on false alarms, and one on how the load slowed the training.
+
+    ``alone``: the seconds of a step without load, by size.
+    """
     detections = [text for run in runs for text in run.detections]
     extra = sum(max(0, run.plans - 1) for run in runs)
     bad = [
@@ -175,7 +184,7 @@ def _effect(runs: Sequence[Calm], alone_s: float) -> str:
 def measure(
     minutes: float, sizes: Sequence[str], load: str, seed: int, journals: Path | None
 ) -> Report:
-    """Train until there were so many minutes of it."""
+    """Train until the steps add up to ``minutes``, and return the report."""
     machine = look_at_machine()
     runs: list[Calm] = []
     with Lab(smoke=False, directory=journals) as lab:
@@ -189,7 +198,7 @@ def measure(
                 last = _train(lab, size, Progress(text, weather))
                 runs.append(last)
                 result = f"{last.verdict.value}, {last.steps} steps in {last.trained_s:.0f} s, {last.plans} plans"
-                say(f"    {text}: {result}")
+                show_progress(f"    {text}: {result}")
                 if weather.problem:
                     raise BadInput("load", load, f"mend it, or use another one: {weather.problem}")
     return Report(
@@ -211,7 +220,7 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, default=30.0, help="of training, start-up not counted"
     )
-    sizes_of = functools.partial(choose, known=STEPS)
+    sizes_of = functools.partial(choose, available=STEPS)
     parser.add_argument(
         "--sizes", type=sizes_of, default=list(STEPS), metavar="SIZES", help="trained by turns"
     )
@@ -222,9 +231,7 @@ def main() -> int:
     parser.add_argument(
         "--journals", type=Path, metavar="DIRECTORY", help="keep the journals of all runs there"
     )
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     try:
         require_load(options.load)

@@ -1,7 +1,8 @@
-"""How long the judge takes for a long run: ``python -m benchmarks.verdicts.judging [--steps 10000] [--losses 500]``.
+"""Measure the time of the judge for a long run:
+``python -m benchmarks.verdicts.judging [--steps 10000] [--losses 500]``.
 
-The journals of a run of four ranks are made up, with that many steps and killed ranks, and a tenth of them; both are
-read and judged. Prints seconds, and how many times as long ten times the records take.
+The journals of a run of four ranks are generated with that many steps and killed ranks, and again
+with a tenth of them. Both are read and judged. Prints the seconds, and the ratio of both.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WORLD, BATCH, MS = 4, 8, 1_000_000
 
 
 class Run:
-    """Writes the journals of all processes, a millisecond a record."""
+    """A writer of the journals of all processes, with a record each millisecond."""
 
     def __init__(self, directory: Path, steps: int, losses: int) -> None:
         self._directory, self._ns, self._generation = directory / "journal", count(10**9, MS), 1
@@ -98,7 +99,7 @@ class Run:
         self._write("coordinator", Event.SETTLED, "coordinator", **where)
 
     def _lose(self, members: list[str], spare: str, step: int, fault: str, kill: Kill) -> str:
-        """A rank is killed and replaced. Returns the next spare."""
+        """Record the kill and the replacement of a rank; return the next spare."""
         assert isinstance(kill.rank, int)
         rank, name = kill.rank, members[kill.rank]
         node = name.partition(".")[0]
@@ -155,7 +156,7 @@ class Run:
                 dataset=10**9,
                 **where,
             )
-        told = {
+        fields = {
             "world": WORLD,
             "loss": 1.0 / (step + 1),
             "piece": 0,
@@ -163,11 +164,13 @@ class Run:
             "stall_ms": 0.0,
         }
         for rank, name in enumerate(members):
-            self._write(name, Event.COMMIT, rank=rank, **told, **where)
+            self._write(name, Event.COMMIT, rank=rank, **fields, **where)
 
 
 def measure(steps: int, losses: int) -> tuple[int, float, float]:
-    """Records, seconds of reading them, and seconds of judging."""
+    """Return the number of records, the seconds of reading them, and the seconds of judging
+    them.
+    """
     with tempfile.TemporaryDirectory() as directory:
         run = Run(Path(directory), steps, losses).raw
         begin_s = time.perf_counter()
@@ -183,7 +186,7 @@ def measure(steps: int, losses: int) -> tuple[int, float, float]:
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure both runs, and print the result."""
     parser = argparse.ArgumentParser(description="How long the judge takes for a long run.")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--losses", type=int, default=500)

@@ -1,8 +1,10 @@
-"""Are healthy ranks of uneven jobs left alone, and is a hidden hang found? ``python -m benchmarks.verdicts.suspects``.
+"""Measure false alarms on uneven jobs and the time until a hidden hang is detected:
+``python -m benchmarks.verdicts.suspects``.
 
-Trains the jobs of ``uneven_jobs.py`` one after the other, on 3 ranks and a spare, some beside other programs that take
-the CPUs away in bursts. Past the middle of each run one rank hangs without a word. Every other rank that is ended as
-hung, or with its node, is a false alarm. Writes results/suspects.json and .md. Exit status 1 if a bar is not met.
+The jobs of ``uneven_jobs.py`` are trained one after the other, on 3 ranks and a spare. Some of them
+share the CPUs with bursts of other programs. Past the middle of each run, one rank hangs silently.
+Every other rank that is ended as hung, or with its node, is a false alarm. Writes
+results/suspects.json. Exit status 1 if a bar is not met.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness.bars import Bar, Report, choose, look_at_machine, save, show
-from benchmarks.harness.lab import Lab, say
+from benchmarks.harness.bars import Bar, Report, choose, look_at_machine, show
+from benchmarks.harness.lab import Lab, show_progress
+from benchmarks.harness.results import RESULTS, save
 from benchmarks.harness.weather import LOADS, Weather, bursts, require_load
 from chaoskit.errors import BadInput
 from chaoskit.experiment.run.run import RawRun
@@ -42,7 +45,10 @@ _TELL_S = 30.0
 
 
 class Suspects(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run showed. ``ended``: ranks that were ended although nothing was injected into them, in words."""
+    """Results of one run.
+
+    ``ended``: descriptions of ranks that were ended although no fault was injected into them.
+    """
 
     job: str
     minutes: float
@@ -58,7 +64,7 @@ class Suspects(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Clock:
-    """A watch callback that ends an open-ended run when its time is over, and says how it goes."""
+    """A watch callback that ends an open-ended run when its time is over, and prints progress."""
 
     def __init__(self, job: str, minutes: float, flag: Path) -> None:
         self._job, self._flag = job, flag
@@ -72,20 +78,22 @@ class Clock:
             case Heartbeat(_, beats):
                 self._step = max([self._step, *(beat.step for beat in beats)])
             case WorkerLost(worker, _, cause, detail):
-                say(f"    {self._job}, step {self._step}: {worker} ended: {cause} ({detail})")
+                show_progress(
+                    f"    {self._job}, step {self._step}: {worker} ended: {cause} ({detail})"
+                )
         if now_s > self._end_s and not self._flag.exists():
             self._flag.touch()
         if now_s - self._told_s > _TELL_S:
             self._told_s = now_s
-            say(
+            show_progress(
                 f"    {self._job}: step {self._step}, {max(0.0, self._end_s - now_s) / 60:.1f} minutes left"
             )
 
 
 def look(job: str, minutes: float, run: RawRun, step_s: float, verdict: str) -> Suspects:
-    """What the journals of a run say."""
+    """Return the results of a run from its journals."""
     injected = next(record for record in run.records if record.event == Event.INJECTED)
-    ended, repeated, found_s = [], [], None
+    ended, repeated, detected_s = [], [], None
     limits: dict[str, Any] = {"longest_ms": {"none": 0}, "allowance_ms": 0}
     before = limits
     for record in sorted(run.records, key=lambda record: record.t_ns):
@@ -95,7 +103,7 @@ def look(job: str, minutes: float, run: RawRun, step_s: float, verdict: str) -> 
         if record.event != Event.DETECTED or record["rank"] is None:
             continue
         if record["worker"] == injected["worker"] and record.t_ns > injected.t_ns:
-            found_s = (record.t_ns - injected.t_ns) / 1e9
+            detected_s = (record.t_ns - injected.t_ns) / 1e9
             continue
         ended.append(
             f"step {record.get('step', '?')}: rank {record['rank']}: {record['cause']}: {record['detail']}"
@@ -113,7 +121,7 @@ def look(job: str, minutes: float, run: RawRun, step_s: float, verdict: str) -> 
         step_s=step_s,
         ended=ended,
         repeated=repeated,
-        found_s=found_s,
+        found_s=detected_s,
         bound_s=longest_s + 2 * allowance_s + 1,
         longest_s=longest_s,
         allowance_s=allowance_s,
@@ -122,40 +130,42 @@ def look(job: str, minutes: float, run: RawRun, step_s: float, verdict: str) -> 
 
 
 def _was_seen(detail: str, longest_ms: dict[str, int]) -> bool:
-    """Whether a phase as long as the one for which a rank was ended had ended by itself before."""
+    """Return whether a phase as long as the one for which a rank was ended had ended by itself
+    before.
+    """
     phase, _, rest = detail.partition(" for ")
     age = rest.partition(" ms")[0]
     return age.isdigit() and int(age) <= longest_ms.get(phase, 0)
 
 
-def claim(found: Sequence[Suspects]) -> list[Bar]:
-    """Three bars a job."""
+def claim(runs: Sequence[Suspects]) -> list[Bar]:
+    """Return three bars for each job."""
     bars = []
-    for one in found:
+    for run in runs:
         name = (
-            f"{one.job}, {one.minutes:g} minutes, {one.steps} steps of {one.step_s:.2f} s (median)"
+            f"{run.job}, {run.minutes:g} minutes, {run.steps} steps of {run.step_s:.2f} s (median)"
         )
         bars.append(
             Bar(
                 topic="suspects",
                 name=f"healthy ranks ended: {name}",
                 measured="; ".join(
-                    [f"{len(one.ended)} ended, {len(one.repeated)} of them again", *one.ended]
+                    [f"{len(run.ended)} ended, {len(run.repeated)} of them again", *run.ended]
                 ),
                 limit=f"at most {FALSE_ALARMS_MAX} ended, none for a pause whose like was seen before",
-                met=len(one.ended) <= FALSE_ALARMS_MAX and not one.repeated,
+                met=len(run.ended) <= FALSE_ALARMS_MAX and not run.repeated,
                 timed=False,
-                samples={"run": msgspec.to_builtins(one)},
+                samples={"run": msgspec.to_builtins(run)},
             )
         )
-        told = "never" if one.found_s is None else f"after {one.found_s:.2f} s"
+        detection = "never" if run.found_s is None else f"after {run.found_s:.2f} s"
         bars.append(
             Bar(
                 topic="suspects",
-                name=f"a hidden hang in {one.job}",
-                measured=f"found {told}; longest phase {one.longest_s:.2f} s, a recovery {one.allowance_s:.2f} s",
-                limit=f"longest phase + 2 recoveries + 1 s = {one.bound_s:.2f} s",
-                met=one.found_s is not None and one.found_s <= one.bound_s,
+                name=f"a hidden hang in {run.job}",
+                measured=f"found {detection}; longest phase {run.longest_s:.2f} s, a recovery {run.allowance_s:.2f} s",
+                limit=f"longest phase + 2 recoveries + 1 s = {run.bound_s:.2f} s",
+                met=run.found_s is not None and run.found_s <= run.bound_s,
                 timed=False,
             )
         )
@@ -163,15 +173,15 @@ def claim(found: Sequence[Suspects]) -> list[Bar]:
 
 
 def measure(minutes: dict[str, float], load: str, seed: int, journals: Path | None) -> Report:
-    """Train each job for its time."""
+    """Train each job for the minutes given, and return the report."""
     machine = look_at_machine()
-    found = []
+    results = []
     with Lab(smoke=False, directory=journals) as lab:
         for job, its_minutes in minutes.items():
             with Weather(load, bursts(seed, machine.cores)) if job in LOADED else nullcontext():
-                found.append(_train(lab, job, its_minutes))
-            say(f"    {found[-1]}")
-    return Report(machine=machine, smoke=False, bars=claim(found))
+                results.append(_train(lab, job, its_minutes))
+            show_progress(f"    {results[-1]}")
+    return Report(machine=machine, smoke=False, bars=claim(results))
 
 
 def _train(lab: Lab, job: str, minutes: float) -> Suspects:
@@ -215,9 +225,7 @@ def main() -> int:
     parser.add_argument(
         "--journals", type=Path, metavar="DIRECTORY", help="keep the journals of all runs there"
     )
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
-    )
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     options = parser.parse_args()
     try:
         require_load(options.load)

@@ -1,6 +1,8 @@
-"""Healthy training jobs whose phases take very different times: nothing in them is a failure. For ``suspects.py``.
+"""Healthy training jobs with phases of very different lengths, none of them a failure; for
+``suspects.py``.
 
-All draw their moments from the step and the shard, so every run has the same unevenness, whatever ranks are replaced.
+The moments of slow phases are drawn from the step and the shard, so that every run has the same
+unevenness even if ranks are replaced.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _ROWS, _WIDTH = 960, 64
 
 
 class Rows(Dataset[Tensor]):
-    """Random rows; each ``every``-th takes ``stall_s`` to read, as from storage that is slow now and then."""
+    """Random rows; each ``every``-th takes ``stall_s`` to read, as from storage that is slow now
+    and then.
+    """
 
     def __init__(self, every: int = 1, stall_s: float = 0.0) -> None:
         self._rows = torch.randn(_ROWS, _WIDTH, generator=torch.Generator().manual_seed(1))
@@ -50,8 +54,9 @@ def sequences(
 ) -> None:
     """Train on sequences of very different lengths, with all that interrupts a real loop.
 
-    Long sequences on all ranks or in one shard (ten times the usual), slow storage, a collection of garbage with the
-    interpreter lock held, slow passages of the data, recompilations, declared evaluations, a pause on one rank.
+    These are long sequences on all ranks or in one shard (ten times the usual), slow storage, and
+    slow passages of the data. There are also recompilations, declared evaluations, a pause on one
+    rank, and a garbage collection with the interpreter lock held.
     """
     torch.manual_seed(trainer.seed)
     model = _model()
@@ -85,7 +90,9 @@ def sequences(
 def stalling_loader(
     trainer: Trainer, *, steps: int, until: dict[str, Any] | None = None, batch: int = 24
 ) -> None:
-    """Train from storage that answers at once, or after half a second, or (once in 300 steps) after five."""
+    """Train from storage that answers at once, or after half a second, or (once in 300 steps) after
+    five.
+    """
     torch.manual_seed(trainer.seed)
     model = _model()
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2))

@@ -1,9 +1,10 @@
-"""Whether ``chaoskit compare`` finds planted regressions:
+"""Check that ``chaoskit compare`` finds planted regressions:
 ``python -m benchmarks.verdicts.versions [--results DIR] [--quick]``.
 
-A repository holds a copy of chaoskit and a test that kills a rank of a sharded job. A process of its own makes branches
-of it, some with a sleep in the runtime or in the job, and keeps to itself which. The comparison sees their names, which
-are drawn. Afterwards its findings are laid beside what was planted.
+A repository holds a copy of chaoskit and a test that kills a rank of a sharded job. A separate
+process makes branches of it, some with a sleep in the runtime or in the job, and writes the key to
+a file. The comparison gets only the random names of the branches. Afterwards its findings are
+compared with the key.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.harness.results import write
 from chaoskit.history.session import read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +81,7 @@ def git(repository: Path, *arguments: str) -> None:
 
 
 def make_repository(directory: Path) -> None:
-    """A copy of chaoskit, as it lies when it is installed, and the test."""
+    """Create a git repository with an installed copy of chaoskit and the test."""
     ignore = shutil.ignore_patterns("__pycache__")
     for source, target in (
         ("chaoskit", "chaoskit"),
@@ -97,7 +99,7 @@ def make_repository(directory: Path) -> None:
 
 
 def measure(directory: Path) -> dict[str, float]:
-    """Medians of the numbers of ten runs."""
+    """Return the medians of the numbers of ten runs."""
     save = directory.parent / "base.jsonl"
     command = [
         sys.executable,
@@ -131,7 +133,9 @@ def environment(directory: Path) -> dict[str, str]:
 def plant(
     directory: Path, numbers: Mapping[str, float], plan: Mapping[str, Mapping[str, int]], key: Path
 ) -> None:
-    """Make a branch for each, in an order that is drawn, and write which is which to a file."""
+    """Create a branch for each planted change, in random order, and write the kind of each to the
+    file ``key``.
+    """
     kinds = [
         (number, kind)
         for number, of in plan.items()
@@ -145,7 +149,7 @@ def plant(
         git(directory, "checkout", "--quiet", "-b", name, "base")
         for place, seconds in sleeps(kind, numbers):
             put(directory, place, seconds)
-        (directory / "NOTES").write_text(name)  # what changes nothing is a version, too
+        (directory / "NOTES").write_text(name)  # a version without a change is compared, too
         git(directory, "add", "--all")
         git(directory, "commit", "--quiet", "--message", name)
         named[name] = kind
@@ -200,11 +204,9 @@ def compare(directory: Path, version: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Plant, compare, and lay both beside each other."""
+    """Plant changes, compare the versions, and print the findings beside the changes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--results", type=Path, help="a directory for versions.json and versions.md"
-    )
+    parser.add_argument("--results", type=Path, help="a directory for versions.json")
     parser.add_argument("--quick", action="store_true", help="three versions only")
     parser.add_argument(
         "--plant", nargs=2, type=Path, metavar=("NUMBERS", "KEY"), help=argparse.SUPPRESS
@@ -234,25 +236,27 @@ def main() -> None:
             str(directory),
         ]
         subprocess.run([*command, *(["--quick"] if arguments.quick else [])], check=True)
-        found = {}
+        comparisons = {}
         for version in random.sample(versions := branches(directory), len(versions)):
-            found[version] = compare(directory, version)
-            told = [
-                f"{one['change']} {one['phase']}"
-                for one in found[version]["findings"]
-                if one["unit"] == "s"
+            comparisons[version] = compare(directory, version)
+            changes = [
+                f"{finding['change']} {finding['phase']}"
+                for finding in comparisons[version]["findings"]
+                if finding["unit"] == "s"
             ]
-            print(f"{version}: {found[version]['took_s']:.0f} s: {', '.join(told)}", flush=True)
+            print(
+                f"{version}: {comparisons[version]['took_s']:.0f} s: {', '.join(changes)}",
+                flush=True,
+            )
         named = json.loads(key.read_text())
         rows = [
-            {"planted": kind, "version": version, **found[version]}
+            {"planted": kind, "version": version, **comparisons[version]}
             for version, kind in named.items()
         ]
-    lines = page(rows)
-    print("\n".join(lines))
+    summary = summarize(rows)
+    print(render_markdown(summary))
     if arguments.results:
-        (arguments.results / "versions.json").write_text(json.dumps(rows, indent=1) + "\n")
-        (arguments.results / "versions.md").write_text("\n".join([*lines, ""]))
+        write(arguments.results, "versions", summary, json.dumps(rows, indent=1))
 
 
 def branches(directory: Path) -> list[str]:
@@ -261,17 +265,40 @@ def branches(directory: Path) -> list[str]:
     return sorted({*done.stdout.split()} - {"base"})
 
 
-def page(rows: list[dict[str, Any]]) -> list[str]:
-    """Two tables: what became of each number, and which phase was named."""
-    took = [row["took_s"] for row in rows]
+def summarize(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the comparison of each version found for the number that it was planted for."""
+    comparisons = []
+    for row in rows:
+        number = row["version"].rpartition("-")[0]
+        comparisons.append(
+            {
+                "number": number,
+                "planted": row["planted"],
+                "change": finding(row, number).get("change", "not measured"),
+                "phase": finding(row, "recovery").get("phase", ""),
+                "took_s": round(row["took_s"], 1),
+            }
+        )
+    return {"comparisons": comparisons}
+
+
+def finding(row: Mapping[str, Any], number: str) -> Mapping[str, Any]:
+    """Return the finding about ``number``, or nothing if the comparison has none."""
+    return next((finding for finding in row["findings"] if finding["metric"] == number), {})
+
+
+def render_markdown(summary: Mapping[str, Any]) -> str:
+    """Return the section of ``versions.json`` on the page of results, without its heading."""
+    comparisons = summary["comparisons"]
+    took_s = [comparison["took_s"] for comparison in comparisons]
     head = (
-        f"{len(rows)} versions of chaoskit, each compared with the one that they were made of: `chaoskit compare base "
-        "VERSION test_kill.py --number NUMBER` (a rank of a sharded job is killed; two ranks, two cores); "
-        f"{median(took):.0f} s each, {max(took):.0f} s at most. A sleep makes the planted number longer by "
+        f"{len(comparisons)} versions of chaoskit, each compared with the one that they were made of: `chaoskit "
+        "compare base VERSION test_kill.py --number NUMBER` (a rank of a sharded job is killed; two ranks, two cores); "
+        f"{median(took_s):.0f} s each, {max(took_s):.0f} s at most. A sleep makes the planted number longer by "
         f"{PLANTED:.0%}. Written by `python -m benchmarks.verdicts.versions --results benchmarks/results`."
     )
     lines = [
-        "# Whether planted regressions are found",
+        "Whether planted regressions are found.",
         "",
         head,
         "",
@@ -284,40 +311,35 @@ def page(rows: list[dict[str, Any]]) -> list[str]:
             if number == "recovery"
             else {"itself": tuple(kinds)[:1]}
         )
-        for name, of_kind in {**groups, "nothing": ("nothing",)}.items():
-            mine = [
-                row
-                for row in rows
-                if row["planted"] in of_kind and row["version"].startswith(f"{number}-")
-            ]
-            counts = Counter(change_of(row, number) for row in mine)
+        for name, planted in {**groups, "nothing": ("nothing",)}.items():
+            changes = Counter(
+                comparison["change"]
+                for comparison in comparisons
+                if comparison["number"] == number and comparison["planted"] in planted
+            )
             cells = [
-                str(counts[change] or "")
+                str(changes[change] or "")
                 for change in ("regressed", "undecided", "unchanged", "better")
             ]
-            if mine:
-                lines.append(f"| {number} | {name} | {len(mine)} | {' | '.join(cells)} |")
-    named = [*PHASES, "whole", ""]
+            if changes:
+                lines.append(f"| {number} | {name} | {changes.total()} | {' | '.join(cells)} |")
+    phases = [*PHASES, "whole", ""]
     lines += ["", "Which phase was named where a recovery got longer:", ""]
     lines += [
-        f"| planted | {' | '.join(name or 'none' for name in named)} |",
-        f"|---|{'---|' * len(named)}",
+        f"| planted | {' | '.join(name or 'none' for name in phases)} |",
+        f"|---|{'---|' * len(phases)}",
     ]
-    for kind in (*PHASES, "whole"):
-        counts = Counter(phase_of(row) for row in rows if row["planted"] == kind)
+    for planted_phase in (*PHASES, "whole"):
+        counts = Counter(
+            comparison["phase"]
+            for comparison in comparisons
+            if comparison["planted"] == planted_phase
+        )
         if counts:
-            lines.append(f"| {kind} | {' | '.join(str(counts[name] or '') for name in named)} |")
-    return lines
-
-
-def change_of(row: Mapping[str, Any], number: str) -> str:
-    return next(
-        (str(one["change"]) for one in row["findings"] if one["metric"] == number), "not measured"
-    )
-
-
-def phase_of(row: Mapping[str, Any]) -> str:
-    return next((str(one["phase"]) for one in row["findings"] if one["metric"] == "recovery"), "")
+            lines.append(
+                f"| {planted_phase} | {' | '.join(str(counts[name] or '') for name in phases)} |"
+            )
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

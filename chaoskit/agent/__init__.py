@@ -1,1 +1,1 @@
-"""The agent of a node: it starts and watches workers, and keeps the connection to the coordinator."""
+"""The agent of a node: starts and watches workers, and keeps the connection to the coordinator."""

@@ -1,22 +1,25 @@
-"""Time of a phase in which the agent that watches it did not run, as in a paused machine.
+"""Time of a phase in which the agent that watches it did not run, as in a paused machine. Pure.
 
-A pure state machine. The clock goes on while a virtual machine or a container is paused. A phase
-that was interrupted by the pause is older than the pause, and its rank does not hang. The agent
-stood still with the rank, which shows in its readings.
+The clock continues while a virtual machine or a container is paused. A phase that was interrupted
+by the pause seems older than it is, and its rank does not hang. The agent was paused with the rank,
+which shows in its readings.
+
+-> agent/worker_handle.py reports the time as time without a CPU; coordinator/detectors/hang.py
+subtracts it from the age of the phase. wire/lease.py: pauses of a whole coordinator.
 """
 
 from __future__ import annotations
 
-#: Readings that are further apart than so many intervals, and than a second, show that the reader stood still.
+#: A gap between readings of more than this many intervals, and more than a second, is a standstill.
 STANDSTILL_INTERVALS = 4
 STANDSTILL_NS = 1_000_000_000
 
 
 class Standstill:
-    """Adds up the pauses between readings of one worker's phase.
+    """Sum of the pauses between readings of one worker's phase.
 
     Args:
-        interval_ms: between two readings.
+        interval_ms: time between two readings.
     """
 
     def __init__(self, interval_ms: float) -> None:
@@ -26,7 +29,14 @@ class Standstill:
         self._stood_ns = 0
 
     def read_ns(self, since_ns: int, now_ns: int) -> int:
-        """Return how long the reader stood still during the phase that began at ``since_ns``."""
+        """Take a reading, and return how long the reader was paused during the current phase.
+
+        Args:
+            since_ns: when the phase began; another value begins a new sum.
+
+        Returns:
+            The sum of the pauses in nanoseconds.
+        """
         if since_ns != self._since_ns:
             self._since_ns, self._stood_ns = since_ns, 0
         if self._read_ns and now_ns - self._read_ns > self._limit_ns:

@@ -1,7 +1,10 @@
-"""State that outlives a process: its layout, its seals, its copies, and the tiers they are kept in.
+"""State that outlives a process: its layout, its seals, its copies, and the tiers that keep them.
 
-The names here are what a training script needs. Each is imported when it is used: ``torch.distributed.checkpoint``
-takes most of a second, and agents do not need it.
+The names here are those that a training script needs. Each is imported when it is first used,
+because ``torch.distributed.checkpoint`` takes most of a second to import and agents do not need it.
+
+-> ``daemon/saving.py`` and ``daemon/archive.py``: a node of a running job stores and uploads.
+-> ``runtime/step/restore.py``: a rank that lacks the state reads it back.
 """
 
 from __future__ import annotations

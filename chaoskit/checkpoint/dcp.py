@@ -1,11 +1,18 @@
-"""Plug-ins for ``torch.distributed.checkpoint``: a script keeps its calls, and its checkpoints get our guarantees.
+"""Storage plug-ins that give the checkpoints of ``torch.distributed.checkpoint`` our guarantees.
+
+A script keeps its calls:
 
     writer = SnapshotWriter(DiskTier("checkpoints", retention=Retention(keep_last=3)))
     dcp.save(state, checkpoint_id=f"step-{step}", storage_writer=writer)
-    dcp.load(state, storage_reader=SnapshotReader("checkpoints"))  # or a URL, such as s3://bucket/run
+    dcp.load(state, storage_reader=SnapshotReader("checkpoints"))  # or a URL
     restored = restore(state, memory="/dev/shm/job", disk="checkpoints", remote="s3://bucket/run")
 
-The coordinator begins a snapshot, each rank writes its file, the coordinator commits.
+The coordinator, which is rank 0, begins a snapshot. Each rank writes its file, and the coordinator
+commits. A rank that fails makes the whole save fail.
+
+-> ``daemon/saving.py``: saves of a job that chaoskit launches; a save that fails costs no step.
+-> ``runtime/state/from_store.py``: restores in such a job.
+-> ``remote/uploader.py``: uploads, which ``committed`` of the writer may start.
 """
 
 from __future__ import annotations
@@ -31,17 +38,16 @@ from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
     WriteItem,
-    WriteItemType,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from chaoskit.checkpoint.disk.dcp_metadata import build_metadata, index_of, indexed
+from chaoskit.checkpoint.disk.dcp_metadata import build_metadata, index_of, items_by_index
 from chaoskit.checkpoint.disk.inventory import DamagedSnapshot, NothingToRestore
 from chaoskit.checkpoint.disk.names import parse_name
 from chaoskit.checkpoint.disk.parts import PartWriter
-from chaoskit.checkpoint.disk.snapshot import Snapshot, Wanted
+from chaoskit.checkpoint.disk.snapshot import Snapshot, TensorRequest
 from chaoskit.checkpoint.disk.staging import Staging
 from chaoskit.checkpoint.disk.tier import DATA_SUFFIX, DiskTier
 from chaoskit.checkpoint.layout.boxes import Box, whole
@@ -56,7 +62,7 @@ _log = logging.getLogger("chaoskit.checkpoint")
 #: A tier, or the directory or URL of one.
 Place = DiskTier | RemoteTier | str | Path
 _Value = TypeVar("_Value")
-#: How much of the state an error shows.
+#: The number of paths, and the length of a value, that an error shows.
 _SHOWN_PATHS = 5
 _SHOWN_CHARS = 60
 
@@ -64,8 +70,12 @@ _SHOWN_CHARS = 60
 class SaveFailed(ChaoskitError):
     """A snapshot was not stored. Those before it are untouched, and nothing partial is left.
 
+    If only the last sync of its commit failed, it is stored all the same.
+
     Attributes:
-        step: of the state; -1 if the save failed before its ``step_key`` was read.
+        step: step of the state; -1 if the save failed before its ``step_key`` was read.
+        tier: directory of the tier.
+        reason: the cause of the failure.
     """
 
     def __init__(self, step: int, tier: str, reason: str) -> None:
@@ -74,17 +84,14 @@ class SaveFailed(ChaoskitError):
         super().__init__(f"{state} was not saved to {tier}: {reason}")
 
     def __reduce__(self) -> tuple[type[SaveFailed], tuple[int, str, str]]:
-        return type(self), (
-            self.step,
-            self.tier,
-            self.reason,
-        )  # torch sends what a rank raises to the others
+        return type(self), (self.step, self.tier, self.reason)  # torch pickles what a rank raises
 
 
 class Restored(NamedTuple):
     """The snapshot that :func:`restore` loaded.
 
     Args:
+        step: step of the snapshot.
         path: its directory or URL.
         lost: damaged snapshots that are as new or newer. They are in quarantine now.
     """
@@ -95,47 +102,59 @@ class Restored(NamedTuple):
 
 
 class _Assignment(NamedTuple):
-    """The coordinator's order to a rank. ``staging``: name of the staging directory; "" if there is none."""
+    """The coordinator's order to a rank. ``staging`` is the name of a staging directory, or ""."""
 
     rank: int
     staging: str
 
 
-class _Written(NamedTuple):
-    """A rank's report of an item."""
+class _WrittenItem(NamedTuple):
+    """A rank's report of an item that it has written, and of the file with the item."""
 
     entry: FileEntry
     item: Item
 
 
 class _NotWritten(NamedTuple):
+    """A rank's report that it could not write its items."""
+
     reason: str
 
 
 class _StepRead(NamedTuple):
-    """The value of ``step_key``, as the rank that writes it read it. ``step``: None if it is not a step."""
+    """The value of ``step_key``, as read by the rank that writes it.
+
+    ``step`` is None if the value is not a step. ``shown`` is the value as text for an error
+    message, which may be cut off.
+    """
 
     step: int | None
     shown: str
 
 
 class SnapshotWriter(StorageWriter):
-    """Stores the states of ``dcp.save`` and ``dcp.async_save`` in a directory.
+    """A storage writer that keeps the states of ``dcp.save`` and ``dcp.async_save`` in a directory.
 
-    A save's step is the value of ``step_key`` in its state, or :attr:`step`, or else the step in its ``checkpoint_id``
-    (see :func:`~chaoskit.checkpoint.step_names.step_of`). Retention and restore go by it, never by another number.
+    The step of a save is the value of ``step_key`` in its state, or :attr:`step`, or else the step
+    in its ``checkpoint_id`` (see :func:`~chaoskit.checkpoint.step_names.step_of`). Retention and
+    restore go by this step, never by another number.
 
     Args:
         tier: a directory that all ranks share, on a disk or in shared memory, or its path.
-        on_failure: ``raise`` lets ``dcp.save`` raise; ``report`` logs the failure, keeps it in :attr:`failures` and
-            lets training go on.
-        committed: called by the coordinator with each snapshot that counts: the place to start an upload.
-        step_key: path of an integer in the state, such as ``loop.step``, that says how many steps it has.
+        on_failure: ``raise`` lets ``dcp.save`` raise; ``report`` logs the failure, keeps it in
+            :attr:`failures` and lets training go on.
+        committed: called by the coordinator with each committed snapshot: the place to start an
+            upload.
+        step_key: path of an integer in the state, such as ``loop.step``, that holds the step.
 
     Attributes:
-        failures: of the last save.
-        step: of the saves from now on; None if their names say it. A thread of ``dcp.async_save`` reads it late: there
-            use ``step_key`` or names.
+        failures: failures of the last save; only rank 0 has them.
+        step: step of later saves; None if their names contain it. A thread of ``dcp.async_save``
+            reads it late: there use ``step_key`` or names. Setting it raises BadInput if there is a
+            ``step_key``, or the value is not one whole number, 0 or more.
+
+    Raises:
+        BadInput: if ``tier`` is a URL, or an argument is of another type.
     """
 
     @typed_arguments
@@ -155,15 +174,15 @@ class SnapshotWriter(StorageWriter):
         self.on_failure, self.committed = on_failure, committed
         self.step_key = step_key
         self.failures: list[SaveFailed] = []
-        self._given: int | None = None  # as ``step``
-        self._named: int | None = None  # by the name of the next save
-        self._step: int | None = None  # of the save that is under way; None until its state says it
+        self._explicit_step: int | None = None  # the value of ``step``
+        self._named_step: int | None = None  # step in the name of the next save
+        self._step: int | None = None  # step of the save under way; None until its state is read
         self._staging: Staging | None = None
         self._world = 1
 
     @property
     def step(self) -> int | None:
-        return self._given
+        return self._explicit_step
 
     @step.setter
     def step(self, step: int | None) -> None:
@@ -171,22 +190,31 @@ class SnapshotWriter(StorageWriter):
             raise BadInput("step", step, f"leave it out: step_key={self.step_key!r} names the step")
         if step is not None and _as_step(step) is None:
             raise BadInput("step", step, "give one whole number, 0 or more")
-        self._given = step
+        self._explicit_step = step
 
-    # -- called by torch, in this order ---------------------------------------------------------------------------
+    # -- called by torch, in this order ------------------------------------------------------------
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Take the name of the next save. torch does not call this for a save without a name."""
-        is_given = bool(self.step_key) or self._given is not None
-        self._named = None if checkpoint_id is None or is_given else step_of(checkpoint_id)
+        """Take the name of the next save. torch does not call this for a save without a name.
+
+        Raise BadInput if the step is to come from the name, and the name has none.
+        """
+        has_step = bool(self.step_key) or self._explicit_step is not None
+        self._named_step = None if checkpoint_id is None or has_step else step_of(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Choose the step of the save; with ``step_key`` it stays open until the state is read.
+
+        Raise BadInput if no step is named, or if torch is to write without collectives.
+        """
         if not kwargs.get("use_collectives", True):
             raise BadInput(
-                "use_collectives", False, "leave it True: one process commits what all have written"
+                "use_collectives",
+                False,
+                "leave it True: rank 0 commits what all ranks have written",
             )
-        self._step = self._named if self._given is None else self._given
-        self._named = None
+        self._step = self._named_step if self._explicit_step is None else self._explicit_step
+        self._named_step = None
         if self._step is None and not self.step_key:
             raise BadInput(
                 "checkpoint_id",
@@ -195,25 +223,36 @@ class SnapshotWriter(StorageWriter):
             )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan with the step that this rank names, which torch sends to rank 0.
+
+        The step is None if it comes from ``step_key``.
+        """
         return dataclasses.replace(plan, storage_data=self._step)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        if not all(
-            plan.usable for plan in plans
-        ):  # the planner puts an old plan in their place, and an old directory
+        """Begin a snapshot, and return the plans, each with the name of the staging directory.
+
+        The leftovers of a save that ended early are removed, and :attr:`failures` is emptied. If
+        the disk fails, the failure is recorded and the name is "".
+
+        Raises:
+            BadInput: if plans are cached, steps differ, or the state has no item ``step_key``.
+        """
+        # the planner would reuse an old plan with an old directory
+        if not all(plan.usable for plan in plans):
             raise BadInput(
                 "enable_plan_caching",
                 True,
                 "leave it False: each snapshot has a directory of its own",
             )
-        if self._staging is not None:  # of a save that ended without a word, as when a rank is lost
+        if self._staging is not None:  # left by a save that ended early, as when a rank is lost
             self._staging.abandon()
         self._staging, self._world, self.failures = None, len(plans), []
         self._require_one_step(plans)
         try:
             self._staging = self.tier.begin(self._step or 0)
         except OSError as error:
-            self._note(str(error))
+            self._record_failure(str(error))
         name = self._staging.name if self._staging is not None else ""
         return [
             dataclasses.replace(plan, storage_data=_Assignment(rank, name))
@@ -221,6 +260,11 @@ class SnapshotWriter(StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write the items of this rank, and return a completed future with a result for each.
+
+        A failure is reported in the results, which torch gathers on rank 0. If the snapshot could
+        not be begun, nothing is written and there are no results.
+        """
         assignment: _Assignment = plan.storage_data
         results: list[WriteResult] = []
         if assignment.staging:
@@ -233,7 +277,7 @@ class SnapshotWriter(StorageWriter):
                 results += _write(
                     plan.items, planner, self.tier.join(assignment.staging), assignment.rank
                 )
-            except Exception as error:  # noqa: BLE001 -- the coordinator reports it, whatever it is
+            except Exception as error:  # noqa: BLE001 -- the coordinator reports the error
                 reason = f"rank {assignment.rank}: {reason_of(error)}"
                 results.append(WriteResult(MetadataIndex(""), 0, _NotWritten(reason)))
         future: Future[list[WriteResult]] = Future()
@@ -241,7 +285,17 @@ class SnapshotWriter(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        reports = [result.storage_data for of_rank in results for result in of_rank]
+        """Commit the snapshot if all ranks have written; otherwise remove what was written.
+
+        A failure of a rank or of the commit is logged and added to :attr:`failures`. Fields of
+        ``metadata`` that torch expects to be set are set here.
+
+        Raises:
+            SaveFailed: the first failure, if ``on_failure`` is ``raise``.
+            BadInput: if the value of ``step_key`` is not one step, the same on all ranks.
+            Exception: any error of ``committed``. The snapshot is stored all the same.
+        """
+        reports = [result.storage_data for rank_results in results for result in rank_results]
         staging, self._staging = self._staging, None
         if staging is not None:
             with staging:
@@ -249,11 +303,11 @@ class SnapshotWriter(StorageWriter):
                 if reasons := [
                     report.reason for report in reports if isinstance(report, _NotWritten)
                 ]:
-                    self._note("; ".join(reasons))
+                    self._record_failure("; ".join(reasons))
                 else:
                     self._commit(
                         staging,
-                        [report for report in reports if isinstance(report, _Written)],
+                        [report for report in reports if isinstance(report, _WrittenItem)],
                         metadata,
                     )
         metadata.version, metadata.storage_meta = CURRENT_DCP_VERSION, self.storage_meta()
@@ -261,31 +315,37 @@ class SnapshotWriter(StorageWriter):
             raise self.failures[0]
 
     def storage_meta(self) -> StorageMeta | None:
+        """Return torch's description of the save, with the tier's directory and the step."""
         return StorageMeta(checkpoint_id=str(self.tier.root), save_id=str(self._step))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        """Return True if a save under this name has a step. torch calls this."""
         return names_step(checkpoint_id)
 
-    # -- the coordinator's --------------------------------------------------------------------------------------------
+    # -- called on the coordinator -----------------------------------------------------------------
 
     def _require_one_step(self, plans: list[SavePlan]) -> None:
-        """Raise BadInput if ranks name different steps, or nothing in the state has the path ``step_key``."""
+        """Raise BadInput if ranks name different steps, or the state has no item ``step_key``."""
         steps = {plan.storage_data for plan in plans if isinstance(plan.storage_data, int)}
         if len(steps) > 1:
             raise BadInput("checkpoint_id", sorted(steps), "name the same step on all ranks")
         paths = {item.index.fqn for plan in plans for item in plan.items}
         if self.step_key and self.step_key not in paths:
-            alike = sorted(path for path in paths if "step" in path.rpartition(".")[2]) or sorted(
-                paths
-            )
-            shown = ", ".join(alike[:_SHOWN_PATHS]) or "nothing"
+            similar_paths = sorted(
+                path for path in paths if "step" in path.rpartition(".")[2]
+            ) or sorted(paths)
+            shown = ", ".join(similar_paths[:_SHOWN_PATHS]) or "nothing"
             raise BadInput(
                 "step_key", self.step_key, f"name an integer of the state, which has {shown}"
             )
 
     def _take_step(self, readings: list[_StepRead]) -> None:
-        """Set the step from ``step_key``. Raises BadInput if its value is not a step, or ranks differ in it."""
+        """Set the step from ``step_key``. Does nothing if no rank has read it.
+
+        Raises:
+            BadInput: if its value is not a step, or differs among ranks.
+        """
         if not readings:
             return
         if len(readings) != readings.count(readings[0]) or readings[0].step is None:
@@ -295,56 +355,64 @@ class SnapshotWriter(StorageWriter):
             )
         self._step = readings[0].step
 
-    def _commit(self, staging: Staging, written: list[_Written], metadata: Metadata) -> None:
-        entries = {one.entry.name: one.entry for one in written}
-        part = Part(tuple(entries.values()), tuple(one.item for one in written))
+    def _commit(self, staging: Staging, written: list[_WrittenItem], metadata: Metadata) -> None:
+        """Commit the snapshot, delete old ones, and call ``committed`` with the snapshot.
+
+        The staging directory gets the step of ``step_key`` before. A disk that fails before the
+        commit is recorded as a failure; later, it is only logged. A newer snapshot in the tier is
+        logged, too.
+        """
+        entries = {report.entry.name: report.entry for report in written}
+        part = Part(tuple(entries.values()), tuple(report.item for report in written))
         keys = {
             path: tuple(place)
             for path, place in (metadata.planner_data or {}).items()
             if place != (path,)
         }
         assert self._step is not None
-        if self.step_key:  # it was not known when the snapshot was begun
+        if self.step_key:  # the step was not known when the snapshot was begun
             staging.step, staging.generation = self._step, self.tier.free_generation(self._step)
         try:
             snapshot = staging.commit([part], world=self._world, keys=keys)
         except OSError as error:
-            self._note(str(error))
+            self._record_failure(str(error))
             return
         self._warn_of_newer(snapshot)
         try:
             self.tier.prune()
-        except OSError as error:  # the snapshot is there all the same
+        except OSError as error:  # the snapshot is stored all the same
             _log.warning("old snapshots below %s were not deleted: %s", self.tier.root, error)
         if self.committed is not None:
             self.committed(snapshot)
 
     def _warn_of_newer(self, snapshot: Snapshot) -> None:
-        """Log that a restore would not take the snapshot that was just stored."""
+        """Log a warning if a restore would load a newer snapshot than the one just stored."""
         newest = self.tier.newest_step()
         if newest > snapshot.manifest.step:
-            text = "step %s was saved, and step %s is there: a restore takes that one. Move it away, or load it"
+            text = "step %s was saved, but a restore would load the newer step %s: move that snapshot away, or load it"
             _log.warning(text, snapshot.manifest.step, newest)
 
-    def _note(self, reason: str) -> None:
+    def _record_failure(self, reason: str) -> None:
+        """Log a failure of the save and add it to :attr:`failures`."""
         failure = SaveFailed(-1 if self._step is None else self._step, str(self.tier.root), reason)
         _log.warning("%s", failure)
         self.failures.append(failure)
 
 
 def _as_step(value: object) -> int | None:
-    """Return a value as a step; None if it is not one whole number, 0 or more."""
+    """Return ``value`` as a step, or None if it is not one whole number, 0 or more."""
     if isinstance(value, torch.Tensor):
         is_whole = not (
             value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
         )
         value = value.item() if is_whole and value.numel() == 1 else None
-    is_step = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return int(value) if is_step else None  # type: ignore[call-overload]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return None
+    return int(value)
 
 
 def _read_step(item: WriteItem, planner: SavePlanner) -> _StepRead:
-    """Return the value of ``step_key``."""
+    """Return the value of ``step_key``, which is read from an item."""
     value: object = planner.resolve_data(item)
     if isinstance(value, io.BytesIO):
         value = torch.load(io.BytesIO(value.getbuffer()), weights_only=True)
@@ -354,72 +422,81 @@ def _read_step(item: WriteItem, planner: SavePlanner) -> _StepRead:
 def _write(
     items: list[WriteItem], planner: SavePlanner, staging: Staging, rank: int
 ) -> list[WriteResult]:
-    """A rank's file, if it has anything to write."""
+    """Write a rank's file, if the rank has any items, and return a result for each item."""
     if not items:
         return []
     with staging.writer(f"__{rank}_0{DATA_SUFFIX}") as writer:
         stored = [_add(writer, item, planner) for item in items]
         (entry,) = writer.finish().files
-    return [WriteResult(index_of(item), item.size_bytes, _Written(entry, item)) for item in stored]
+    return [
+        WriteResult(index_of(item), item.size_bytes, _WrittenItem(entry, item)) for item in stored
+    ]
 
 
 def _add(writer: PartWriter, item: WriteItem, planner: SavePlanner) -> Item:
+    """Add the data of one item to the rank's file, and return the stored item."""
     data = planner.resolve_data(item)
-    if item.type == WriteItemType.BYTE_IO:
-        assert isinstance(data, io.BytesIO)
+    if isinstance(data, io.BytesIO):
         return writer.add_object(item.index.fqn, data.getbuffer())
-    assert not isinstance(data, io.BytesIO)
     assert item.tensor_data is not None
     start = tuple(item.tensor_data.chunk.offsets)
     return writer.add_tensor(item.index.fqn, data, shape=tuple(item.tensor_data.size), start=start)
 
 
 class SnapshotReader(StorageReader):
-    """Loads a snapshot with ``dcp.load``: verified as it is read, straight into the tensors of the state dict.
+    """A storage reader that loads a snapshot with ``dcp.load`` straight into the state's tensors.
 
-    Each rank reads what it needs.
+    The bytes are verified as they are read. Each rank reads only what it needs. A ``checkpoint_id``
+    of ``dcp.load`` selects another step, or one snapshot, for that load.
 
     Args:
         place: a tier, or the directory or URL of snapshots or of one of them.
-        step: which one; None for the newest whose manifest can be read.
+        step: step to load; None for the newest whose manifest can be read.
 
-    A ``checkpoint_id`` of ``dcp.load`` names another step, or one snapshot, for that load.
+    Attributes:
+        snapshot: the snapshot that the last load has chosen; None before the first load.
+
+    Raises:
+        BadInput: if ``place`` is an invalid URL, or a package that it needs is not installed.
     """
 
     @typed_arguments
     def __init__(self, place: Place, step: int | None = None) -> None:
         self.step = step
         self.snapshot: Snapshot | None = None
-        self._name = ""  # of the one snapshot that counts; "" for any
-        self._asked = ""  # the name of the one snapshot that the next load takes; "" for any
-        self._asked_step: int | None = None
+        self._name = ""  # name of the only snapshot to read; "" for any
+        self._requested_name = ""  # name of the snapshot for the next load; "" for any
+        self._requested_step: int | None = None
         if isinstance(place, str | Path):
             root, slash, name = str(place).rpartition("/")
             if parse_name(name) is not None:
                 place, self._name = root or slash or ".", name
-        self.tier = _opened(place)
+        self.tier = _as_tier(place)
 
     @classmethod
     def of(cls, tier: DiskTier | RemoteTier, name: str) -> SnapshotReader:
-        """A reader of the snapshot of that name."""
+        """Return a reader of the snapshot with this name."""
         reader = cls(tier)
         reader._name = name
         return reader
 
     @property
     def checkpoint_id(self) -> CheckpointId:
-        """For torch's log."""
+        """The address of the snapshots, for torch's log."""
         return _address(self.tier, self._name)
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        """Take the name of the next load. torch does not call this for a load without a name."""
-        self._asked, self._asked_step = "", None
+        """Take the name of the next load. torch does not call this for a load without a name.
+
+        Raise BadInput if the name has no step, or not that of the reader's only snapshot.
+        """
+        self._requested_name, self._requested_step = "", None
         if checkpoint_id is None:
             return
-        self._asked_step = step_of(checkpoint_id)
+        self._requested_step = step_of(checkpoint_id)
         name = Path(checkpoint_id).name
-        self._asked = name if parse_name(name) is not None else ""
-        if self._name and (parse_name(self._name) or (0,))[0] != self._asked_step:
+        self._requested_name = name if parse_name(name) is not None else ""
+        if self._name and (parse_name(self._name) or (0,))[0] != self._requested_step:
             raise BadInput(
                 "checkpoint_id",
                 str(checkpoint_id),
@@ -427,6 +504,14 @@ class SnapshotReader(StorageReader):
             )
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Set :attr:`snapshot` to the snapshot to load, and return its metadata.
+
+        Raises:
+            BadInput: if there is no such snapshot.
+            Damaged: if the only snapshot that may be loaded has a damaged or missing manifest.
+            RemoteRefused, RemoteUnavailable: if a remote tier refuses or does not answer.
+            OSError: if a manifest on disk cannot be read for another reason.
+        """
         self.snapshot = self._choose()
         metadata = build_metadata(self.snapshot.manifest)
         address = _address(self.tier, self.snapshot.name)
@@ -434,58 +519,83 @@ class SnapshotReader(StorageReader):
         return metadata
 
     def _choose(self) -> Snapshot:
-        step = self.step if self._asked_step is None else self._asked_step
-        if name := self._name or self._asked:
+        """Return the snapshot to load; see :meth:`read_metadata` for errors.
+
+        A damaged snapshot is skipped with a warning, unless it was named.
+        """
+        step = self.step if self._requested_step is None else self._requested_step
+        if name := self._name or self._requested_name:
             if isinstance(self.tier, RemoteTier):
                 return self.tier.open(name)
-            if not self.tier.root.is_dir():  # on another host: the snapshot is not damaged
+            # a directory of another host is missing here, but its snapshot is not damaged
+            if not self.tier.root.is_dir():
                 raise BadInput("place", str(self.tier.root), "use a directory that all ranks see")
             return Snapshot.open(self.tier.root / name)
-        for one in _snapshots(self.tier):
-            if isinstance(one, DamagedSnapshot):
-                _log.warning("%s is passed over: %s", _address(self.tier, one.name), one.reason)
-            elif step in (None, one.manifest.step):
-                return one
-        wanted = "a snapshot" if step is None else f"one of step {step}"
-        raise BadInput("place", _address(self.tier), f"name one that holds {wanted}")
+        for snapshot in _snapshots(self.tier):
+            if isinstance(snapshot, DamagedSnapshot):
+                _log.warning(
+                    "%s is damaged and skipped: %s",
+                    _address(self.tier, snapshot.name),
+                    snapshot.reason,
+                )
+            elif step in (None, snapshot.manifest.step):
+                return snapshot
+        description = "a snapshot" if step is None else f"a snapshot of step {step}"
+        raise BadInput("place", _address(self.tier), f"give a directory or URL with {description}")
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        pass
+        """Do nothing: :meth:`read_metadata` has chosen the snapshot already."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read and verify all requested parts, and hand them to the planner.
+
+        The name that was given for this load is forgotten. Return a completed future.
+
+        Raises:
+            Damaged: if data was changed.
+            OSError: if a file on disk cannot be read for another reason.
+            RemoteRefused, RemoteUnavailable: if a remote tier refuses or does not answer.
+        """
         assert self.snapshot is not None
-        stored = indexed(self.snapshot.manifest)
-        wanted = []
+        stored = items_by_index(self.snapshot.manifest)
+        tensor_requests = []
         for request in plan.items:
             item = stored[request.storage_index]
             if request.type == LoadItemType.BYTE_IO:
                 part = whole((item.size_bytes,))
-                wanted.append(Wanted(item, part, torch.empty(item.size_bytes, dtype=torch.uint8)))
+                tensor_requests.append(
+                    TensorRequest(item, part, torch.empty(item.size_bytes, dtype=torch.uint8))
+                )
             else:
                 start = tuple(map(sum, zip(item.start, request.storage_offsets, strict=True)))
                 part = Box(start, tuple(request.lengths))
-                wanted.append(Wanted(item, part, planner.resolve_tensor(request).detach()))
-        self.snapshot.read(wanted)
-        for request, one in zip(plan.items, wanted, strict=True):
+                tensor_requests.append(
+                    TensorRequest(item, part, planner.resolve_tensor(request).detach())
+                )
+        self.snapshot.read(tensor_requests)
+        for request, tensor_request in zip(plan.items, tensor_requests, strict=True):
             if request.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(request, io.BytesIO(one.target.numpy().tobytes()))
+                planner.load_bytes(request, io.BytesIO(tensor_request.target.numpy().tobytes()))
             else:
-                planner.commit_tensor(request, one.target)
-        self._asked, self._asked_step = "", None
+                planner.commit_tensor(request, tensor_request.target)
+        self._requested_name, self._requested_step = "", None
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
+        """Return True if the name has a step. torch calls this."""
         return names_step(checkpoint_id)
 
 
@@ -496,25 +606,33 @@ def restore(
     disk: DiskTier | str | Path | None = None,
     remote: RemoteTier | str | None = None,
 ) -> Restored | None:
-    """Load the newest complete snapshot of the places that are given, on all ranks. None if there is no snapshot.
+    """Load the newest complete snapshot of the given places, on all ranks.
 
-    All ranks call this with the same places. The bytes are verified as they are read. A snapshot that is damaged is
-    quarantined, and the newest of those that are left is tried; of equally new ones the nearest.
+    All ranks call this with the same places. The bytes are verified as they are read. A damaged
+    snapshot is quarantined, and the newest of the remaining ones is tried. Of equally new snapshots
+    the nearest is loaded.
 
     Args:
-        memory: a directory in shared memory, such as one below ``/dev/shm``.
-        disk: a directory.
-        remote: a URL, or a tier with its credentials.
+        state_dict: the state to fill in place, as by ``dcp.load``.
+        memory: a directory in shared memory, such as one below ``/dev/shm``; None for none.
+        disk: a directory; None for none.
+        remote: a URL, or a tier with its credentials; None for none.
+
+    Returns:
+        The snapshot that was loaded, or None if there is no snapshot.
 
     Raises:
-        NothingToRestore: if there are snapshots, and none of them is whole. The state dict holds anything then.
-        RemoteUnavailable: if the store does not answer: it may hold the newest snapshot.
+        NothingToRestore: if all snapshots are damaged. The state dict holds garbage then.
+        BadInput: if no place is given, or the URL is invalid.
+        RemoteRefused, RemoteUnavailable: if the store refuses or does not answer, since it may hold
+            the newest snapshot.
+        OSError: if a manifest on disk cannot be read, or a damaged snapshot cannot be moved.
         CheckpointException: if a rank cannot load the snapshot for another reason than damage.
     """
     memory = convert("memory", memory, DiskTier | str | Path | None)
     disk = convert("disk", disk, DiskTier | str | Path | None)
     remote = convert("remote", remote, RemoteTier | str | None)
-    tiers = [_opened(place) for place in (memory, disk, remote) if place is not None]
+    tiers = [_as_tier(place) for place in (memory, disk, remote) if place is not None]
     if not tiers:
         raise BadInput("disk", None, "name a place: memory, disk or remote")
     try:
@@ -525,57 +643,74 @@ def restore(
 
 
 def _restore(state_dict: dict[str, Any], tiers: Sequence[DiskTier | RemoteTier]) -> Restored | None:
-    lost: list[DamagedSnapshot] = []  # of the coordinator
+    """Try snapshots, the newest first, until all ranks have loaded one, and return that one.
+
+    Return None if no tier has a snapshot. Raise NothingToRestore if all are damaged.
+    """
+    lost: list[DamagedSnapshot] = []  # filled on the coordinator
     while True:
-        offered, told = _from_coordinator(partial(_offer, tiers, lost))
+        offered, damaged = _from_coordinator(partial(_newest_offer, tiers, lost))
         if offered is None:
-            if told:
-                raise NothingToRestore(", ".join(map(_address, tiers)), told)
+            if damaged:
+                raise NothingToRestore(", ".join(map(_address, tiers)), damaged)
             return None
         tier, (step, _) = tiers[offered.tier], offered.age
         try:
             load(state_dict, storage_reader=SnapshotReader.of(tier, offered.name))
         except CheckpointException as error:
-            if (damage := _damage(error.failures)) is None:
+            if (damage := _damage_in(error.failures)) is None:
                 raise
             if _is_coordinator():
-                lost.append(_set_aside(tier, offered.name, damage))
+                lost.append(_quarantine(tier, offered.name, damage))
             continue
         return Restored(
-            step, _address(tier, offered.name), [one for one in told if one.step >= step]
+            step,
+            _address(tier, offered.name),
+            [snapshot for snapshot in damaged if snapshot.step >= step],
         )
 
 
 class _Offered(NamedTuple):
-    """The next snapshot to try, and the number of its tier."""
+    """The next snapshot to try.
+
+    Attributes:
+        age: step and generation.
+        tier: index of its tier.
+        name: its name in the tier.
+    """
 
     age: tuple[int, int]
     tier: int
     name: str
 
 
-def _offer(
+def _newest_offer(
     tiers: Sequence[DiskTier | RemoteTier], lost: list[DamagedSnapshot]
 ) -> tuple[_Offered | None, list[DamagedSnapshot]]:
-    """The newest snapshot with a manifest that can be read. Newer ones of its tier without one go to ``lost``."""
+    """Return the newest snapshot with a readable manifest, and ``lost``.
+
+    Newer snapshots whose manifest is damaged are quarantined and added to ``lost``.
+    """
     newest: _Offered | None = None
-    for number, tier in enumerate(tiers):
-        for one in _snapshots(tier):
-            if isinstance(one, DamagedSnapshot):
-                lost.append(_set_aside(tier, one.name, one.reason))
+    for tier_index, tier in enumerate(tiers):
+        for snapshot in _snapshots(tier):
+            if isinstance(snapshot, DamagedSnapshot):
+                lost.append(_quarantine(tier, snapshot.name, snapshot.reason))
                 continue
-            if newest is None or one.manifest.age > newest.age:
-                newest = _Offered(one.manifest.age, number, one.name)
+            if newest is None or snapshot.manifest.age > newest.age:
+                newest = _Offered(snapshot.manifest.age, tier_index, snapshot.name)
             break
     return newest, lost
 
 
 def _snapshots(tier: DiskTier | RemoteTier) -> Iterator[Snapshot | DamagedSnapshot]:
-    """The snapshots of a tier, the newest first. Manifests are read, data files are not."""
+    """Yield the snapshots of a tier, the newest first. Manifests are read, data files are not."""
     if isinstance(tier, DiskTier):
         listing = tier.snapshots()
-        found: list[Snapshot | DamagedSnapshot] = [*listing.snapshots, *listing.damaged]
-        yield from sorted(found, key=lambda one: parse_name(one.name) or (-1, -1), reverse=True)
+        snapshots: list[Snapshot | DamagedSnapshot] = [*listing.snapshots, *listing.damaged]
+        yield from sorted(
+            snapshots, key=lambda snapshot: parse_name(snapshot.name) or (-1, -1), reverse=True
+        )
         return
     for name, data in tier.candidates():
         try:
@@ -584,26 +719,31 @@ def _snapshots(tier: DiskTier | RemoteTier) -> Iterator[Snapshot | DamagedSnapsh
             yield DamagedSnapshot(name, Path(name), str(error))
 
 
-def _set_aside(tier: DiskTier | RemoteTier, name: str, reason: str) -> DamagedSnapshot:
+def _quarantine(tier: DiskTier | RemoteTier, name: str, reason: str) -> DamagedSnapshot:
+    """Quarantine a damaged snapshot of a tier, and return its description.
+
+    A remote store that cannot be written keeps it as it is, which is logged.
+    """
     if isinstance(tier, DiskTier):
         return tier.quarantine(tier.root / name, reason)
     return tier.set_aside(name, reason)
 
 
-def _opened(place: Place) -> DiskTier | RemoteTier:
+def _as_tier(place: Place) -> DiskTier | RemoteTier:
+    """Return ``place`` as a tier, which is opened if ``place`` is a directory or URL."""
     if isinstance(place, DiskTier | RemoteTier):
         return place
     return RemoteTier(str(place)) if isinstance(place, str) and "://" in place else DiskTier(place)
 
 
 def _address(tier: DiskTier | RemoteTier, name: str = "") -> str:
-    """Path or URL of a tier, or of a snapshot in it."""
+    """Return the path or URL of a tier, or of a snapshot in it."""
     root = str(tier.root) if isinstance(tier, DiskTier) else tier.store.url
     return f"{root}/{name}" if name else root
 
 
-def _damage(failures: Mapping[int, Any]) -> str | None:
-    """The damage of the snapshot; None if a rank failed for another reason."""
+def _damage_in(failures: Mapping[int, Any]) -> str | None:
+    """Return the damage of the snapshot, or None if all ranks failed for other reasons."""
     for failure in failures.values():
         error = failure[0] if isinstance(failure, tuple) else failure
         if isinstance(error, Damaged):
@@ -612,21 +752,22 @@ def _damage(failures: Mapping[int, Any]) -> str | None:
 
 
 def _is_coordinator() -> bool:
+    """Return True on rank 0, and in a process without a process group."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def _from_coordinator(produce: Callable[[], _Value]) -> _Value:
-    """The coordinator's value on every rank, or its error."""
+    """Return the coordinator's value of ``produce`` on every rank, or raise its error there."""
     if not dist.is_initialized():
         return produce()
-    told: list[Any] = [None, None]
+    shared: list[Any] = [None, None]
     if _is_coordinator():
         try:
-            told[0] = produce()
+            shared[0] = produce()
         except (ChaoskitError, OSError) as error:
-            told[1] = error
-    dist.broadcast_object_list(told, src=0)
-    if told[1] is not None:
-        raise told[1]
-    value: _Value = told[0]
+            shared[1] = error
+    dist.broadcast_object_list(shared, src=0)
+    if shared[1] is not None:
+        raise shared[1]
+    value: _Value = shared[0]
     return value

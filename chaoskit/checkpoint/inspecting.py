@@ -1,4 +1,7 @@
-"""Stored snapshots as who looks after them sees them: the same questions to a directory and to a store behind a URL."""
+"""Operations on stored snapshots for the command line, on a directory or a remote store.
+
+-> ``cli/training/checkpoint.py``: the command. ``disk/drill.py``: the drill of one directory.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,14 @@ from chaoskit.errors import BadInput
 
 
 class Contents(NamedTuple):
-    """What is there, the newest first.
+    """The contents of a tier, the newest snapshot first.
 
-    ``damaged``: their manifest cannot be used. ``quarantine``, ``unfinished``: names of what was set aside, and of what
-    is being written, or was when its writer died.
+    Attributes:
+        snapshots: complete snapshots.
+        damaged: snapshots whose manifest cannot be used.
+        quarantine: names of quarantined snapshots; in a directory they have a suffix.
+        unfinished: names of snapshots that are being written, or were when their writer died; in a
+            directory they have a suffix.
     """
 
     snapshots: list[Snapshot]
@@ -41,38 +48,63 @@ class Contents(NamedTuple):
 
 
 class Inspected(Protocol):
-    """A tier that outlives the job."""
+    """The interface of a tier that outlives the job.
+
+    Operations on a directory may raise OSError, those on a store RemoteRefused or
+    RemoteUnavailable.
+    """
 
     def contents(self) -> Contents:
-        """What is there. Manifests are read, data files are not."""
+        """Return the contents. Manifests are read, data files are not."""
         ...
 
     def place(self, name: str) -> str:
-        """Path or URL of a snapshot."""
+        """Return the path or URL of a snapshot."""
         ...
 
     def verify(self, snapshot: Snapshot) -> str | None:
-        """Read all of a snapshot. What is wrong with it; None if nothing is."""
+        """Read all of a snapshot. Return a description of its damage, or None."""
         ...
 
     def set_aside(self, name: str, reason: str) -> str:
-        """Quarantine a snapshot; returns where it is then."""
+        """Quarantine a snapshot and return its path or URL.
+
+        A directory is moved, and its new path is returned. A remote snapshot stays in its place and
+        is marked, unless it is marked already or not committed.
+        """
         ...
 
     def drill(self, snapshot: Snapshot) -> Drill:
-        """Load a snapshot in a fresh process, twice, and compare. Raises HarnessError if that process breaks."""
+        """Load a snapshot in a fresh process, with our reader and with torch's, and compare.
+
+        Return the result, which also names the damage of a damaged snapshot.
+
+        Raises:
+            HarnessError: if that process fails without a result.
+            BadInput: if the temporary directory has too little room for a remote snapshot.
+        """
         ...
 
     def doomed(self) -> list[str]:
-        """What :meth:`prune` would delete."""
+        """Return the names of the snapshots that :meth:`prune` would delete, the oldest first.
+
+        Snapshots may be read to find an undamaged one, as by :meth:`prune`.
+        """
         ...
 
     def prune(self) -> list[str]:
-        """Delete what the retention does not keep, and never the newest that is whole; returns names, oldest first."""
+        """Delete the snapshots that the retention does not keep. Return their names, oldest first.
+
+        The newest snapshot and the newest verified one always stay. If none is verified yet,
+        snapshots are read until one is undamaged. Nothing is deleted if all are damaged.
+        """
         ...
 
     def sweep(self) -> list[str]:
-        """Remove what dead processes left half written; returns the names."""
+        """Remove unfinished snapshots of dead processes. Return the names of their directories.
+
+        Nothing is removed from a remote store.
+        """
         ...
 
 
@@ -80,15 +112,18 @@ class Inspected(Protocol):
 def opened(
     root: str, *, endpoint: str = "", deadline_s: float = 30.0, retention: Retention | None = None
 ) -> Iterator[Inspected]:
-    """The snapshots below a directory or a URL.
+    """Yield the tier at a directory or a URL, which is open for the time of a with statement.
 
     Args:
-        endpoint: where an S3 store listens that is not Amazon's; "" for Amazon's.
-        deadline_s: a store that does not answer is asked again for so long.
+        root: the directory or URL.
+        endpoint: address of an S3 store that is not Amazon's; "" for Amazon's.
+        deadline_s: time for which a store that does not answer is asked again.
+        retention: rule for ``prune``.
 
     Raises:
-        BadInput: if there is nothing of that name, or what the URL takes is not installed; in the block, too, if the
-            store refuses or does not answer.
+        BadInput: if the directory does not exist, the endpoint or the URL is invalid, or a package
+            that the URL needs is not installed. A RemoteRefused or RemoteUnavailable that leaves
+            the block becomes a BadInput, too.
     """
     validate_endpoint("endpoint", endpoint, root)
     protocol, is_url, place = root.rpartition("://")
@@ -97,7 +132,7 @@ def opened(
             "root", root, "name a directory of snapshots, or a URL such as s3://bucket/run"
         )
     if not is_url:
-        yield _Directory(DiskTier(root, retention=retention))
+        yield _InspectedDirectory(DiskTier(root, retention=retention))
         return
     tier = RemoteTier(
         root,
@@ -106,15 +141,15 @@ def opened(
         retention=retention,
     )
     try:
-        yield _Store(tier)
+        yield _InspectedStore(tier)
     except (RemoteRefused, RemoteUnavailable) as error:
         raise BadInput("root", root, str(error).removeprefix(f"{root}: ")) from error
     finally:
         tier.close()
 
 
-class _Directory:
-    """The disk tier."""
+class _InspectedDirectory:
+    """The operations of :class:`Inspected` on a disk tier."""
 
     def __init__(self, tier: DiskTier) -> None:
         self._tier = tier
@@ -122,11 +157,11 @@ class _Directory:
 
     def contents(self) -> Contents:
         listing = self._tier.snapshots()
-        aside, writing = (
+        quarantined_names, unfinished_names = (
             [path.name for path in sorted((self._tier.root / directory).glob("*"))]
             for directory in (QUARANTINE, STAGING)
         )
-        return Contents(listing.snapshots, listing.damaged, aside, writing)
+        return Contents(listing.snapshots, listing.damaged, quarantined_names, unfinished_names)
 
     def place(self, name: str) -> str:
         return str(self._tier.root / name)
@@ -141,25 +176,25 @@ class _Directory:
         return [snapshot.name for snapshot in self._tier.doomed()]
 
 
-class _Store:
-    """The remote tier. Its errors come through as they are."""
+class _InspectedStore:
+    """The operations of :class:`Inspected` on a remote tier. Its errors pass through unchanged."""
 
     def __init__(self, tier: RemoteTier) -> None:
         self._tier = tier
 
     def contents(self) -> Contents:
-        found = Contents([], [], [], [])
+        contents = Contents([], [], [], [])
         for name, sizes in self._tier.directories():
             if QUARANTINE_NOTE in sizes:
-                found.quarantine.append(name)
+                contents.quarantine.append(name)
             elif MANIFEST not in sizes:
-                found.unfinished.append(name)
+                contents.unfinished.append(name)
             else:
                 try:
-                    found.snapshots.append(self._tier.open(name))
+                    contents.snapshots.append(self._tier.open(name))
                 except Damaged as error:
-                    found.damaged.append(DamagedSnapshot(name, Path(name), str(error)))
-        return found
+                    contents.damaged.append(DamagedSnapshot(name, Path(name), str(error)))
+        return contents
 
     def place(self, name: str) -> str:
         return f"{self._tier.store.url.rstrip('/')}/{name}"
@@ -176,11 +211,16 @@ class _Store:
         return self.place(name)
 
     def drill(self, snapshot: Snapshot) -> Drill:
-        """Plain torch reads directories: the snapshot is copied into one, which is removed afterwards."""
+        """Copy the snapshot into a temporary directory, and return the result of a drill there.
+
+        The copy is needed because plain torch reads directories. Damage that the copy finds is the
+        result's ``problem``. Raise BadInput if the temporary directory has too little room.
+        """
         manifest = snapshot.manifest
         with tempfile.TemporaryDirectory(prefix="chaoskit-drill-") as directory:
             if shutil.disk_usage(directory).free < manifest.size_bytes:
-                remedy = f"name a directory with {manifest.size_bytes / 1e9:.2f} GB of room, which {snapshot.name} takes"
+                size_gb = f"{manifest.size_bytes / 1e9:.2f} GB"
+                remedy = f"use a directory with {size_gb} of free space for {snapshot.name}"
                 raise BadInput("TMPDIR", tempfile.gettempdir(), remedy)
             started_s = time.perf_counter()
             try:
@@ -191,11 +231,19 @@ class _Store:
             return msgspec.structs.replace(drill(copy), download_s=download_s)
 
     def doomed(self) -> list[str]:
-        """Objects may be damaged at rest since they were committed, so one is verified before others are given up."""
+        """Return the names that may be deleted, or [] if no snapshot is undamaged.
+
+        Snapshots are read and verified until one is undamaged. Objects may be damaged at rest since
+        they were committed.
+        """
         if not self._tier.doomed():
             return []
-        whole = (one.manifest.age for one in self.contents().snapshots if self.verify(one) is None)
-        newest = next(whole, None)
+        undamaged_ages = (
+            snapshot.manifest.age
+            for snapshot in self.contents().snapshots
+            if self.verify(snapshot) is None
+        )
+        newest = next(undamaged_ages, None)
         return self._tier.doomed({newest}) if newest else []
 
     def prune(self) -> list[str]:
@@ -205,5 +253,8 @@ class _Store:
         return doomed
 
     def sweep(self) -> list[str]:
-        """Nothing: nobody can see who is uploading, and an upload that broke off goes on where it stood."""
+        """Return [], and remove nothing.
+
+        Other uploaders cannot be seen, and a broken upload can be resumed.
+        """
         return []

@@ -1,4 +1,8 @@
-"""The list of commands, and the end of each of them."""
+"""Command line: the list of commands, and the exit status of each.
+
+-> cli/output.py: the lines about bad input. vocabulary.py: the exit status of each verdict.
+-> cli/help.py: the text of ``--help``. pytest_plugin.py: the exit status of a pytest session.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +21,20 @@ from chaoskit.cli.output import (
     EXIT_INTERRUPTED,
     USAGE_ERROR,
     end_in_order,
-    misused,
     option_name,
     print_json,
-    refuse,
+    report_bad_input,
+    report_misuse,
 )
 from chaoskit.errors import BadInput, HarnessError, closest_name, error_line
 from chaoskit.plaintext import printable
 from chaoskit.process.linux import restore_signals, signal_name
 from chaoskit.vocabulary import Verdict
 
-#: Panel of the help -> the folder that holds the modules of its commands.
+#: Panel of the help -> the folder with the modules of its commands.
 _FOLDERS = {"Train": "training", "Test": "testing", "Observe": "training", "Machine": "machine"}
 
-#: Command -> its panel in the help. Its module has its name, and an ``app``; it is imported when it is needed.
+#: Command -> its panel in the help. Its module has its name and an ``app``.
 COMMANDS = {
     "launch": "Train",
     "scale": "Train",
@@ -56,6 +60,7 @@ COMMANDS = {
     "cleanup": "Machine",
 }
 
+#: Former name of a command -> the command that replaced it.
 _RENAMED = {
     "run": "test",
     "health": "node check",
@@ -71,12 +76,13 @@ def _module_of(command: str) -> str:
 
 
 class _Commands(TyperGroup):
-    """Imports the module of a command when the command is asked for."""
+    """A group that imports the module of a command when the command is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import and return a command, with its help and panel; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
         command: Any = typer.main.get_command(import_module(_module_of(cmd_name)).app)
@@ -84,10 +90,11 @@ class _Commands(TyperGroup):
         return _with_help(command)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Resolve the first argument. Raise BadInput with the closest name if it is no command."""
         name = args[0]
         if (
             name not in COMMANDS and not ctx.resilient_parsing
-        ):  # a shell that completes a line wants no error
+        ):  # no error for a shell that completes a line
             closest = _RENAMED.get(name) or closest_name(name, COMMANDS)
             remedy = (
                 f"write chaoskit {closest}" if closest else "chaoskit --help lists the commands"
@@ -112,6 +119,7 @@ def _options(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
     ] = False,
 ) -> None:
+    """Print the version and exit, if it is asked for."""
     if version:
         from importlib.metadata import version as installed
 
@@ -120,20 +128,26 @@ def _options(
 
 
 def run(arguments: list[str]) -> int:
-    """Carry out a command line.
+    """Run a command line, and print its errors on standard error.
+
+    With ``--json``, errors are also printed as a JSON object on standard output.
+
+    Args:
+        arguments: the command line without ``chaoskit``.
 
     Returns:
-        The exit status: 0 done, 1 failed, 2 bad input, 10 unknown, 11 chaoskit failed.
+        The exit status: 0 done, 1 failed, 2 bad input, 10 unknown, 11 chaoskit failed; or another
+        one that the command returns.
     """
-    machine = "--json" in arguments
+    is_json = "--json" in arguments
     root: Any = _with_help(typer.main.get_command(app))
     try:
         result = root.main(arguments, prog_name="chaoskit", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except BadInput as error:
-        return refuse(error, arguments, _options_of(root, arguments), machine)
+        return report_bad_input(error, arguments, _options_of(root, arguments), is_json)
     except HarnessError as error:
-        if machine:
+        if is_json:
             print_json({"error": {"harness": error_line(error)}})
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])  # such as the end of a log
         if error.__cause__ is not None and (reason := error_line(error.__cause__)) not in text:
@@ -141,46 +155,59 @@ def run(arguments: list[str]) -> int:
         sys.stderr.write(f"chaoskit: error: {printable(text)}\n")
         return Verdict.ERROR.exit_code
     except USAGE_ERROR as error:
-        return misused(error, arguments, machine)
-    except Exception as error:  # noqa: BLE001 -- a bug of ours must not look like a failed job
-        if machine:
+        return report_misuse(error, arguments, is_json)
+    except Exception as error:  # noqa: BLE001 - a bug of chaoskit must not look like a failed job
+        if is_json:
             print_json({"error": {"harness": f"{type(error).__name__}: {error}"}})
         traceback.print_exc()
         return Verdict.ERROR.exit_code
 
 
 def _with_help(command: Any) -> Any:
-    """Let a command, and all below it, write its help by :mod:`chaoskit.cli.help`."""
+    """Make a command and its subcommands write their help by :mod:`chaoskit.cli.help`.
+
+    Return the command. Commands that are not imported yet get their help when they are.
+    """
     command.format_help = partial(_write_help, command)
     if not isinstance(command, _Commands):
-        for below in getattr(command, "commands", {}).values():
-            _with_help(below)
+        for subcommand in getattr(command, "commands", {}).values():
+            _with_help(subcommand)
     return command
 
 
 def _write_help(command: Any, context: Any, formatter: Any) -> None:
+    """Write the help of a command to the formatter of typer."""
     from chaoskit.cli.help import write_help  # imports rich
 
     write_help(command, context, formatter)
 
 
 def _options_of(command: Any, arguments: list[str]) -> dict[str, str]:
-    """Field -> the option or argument that sets it, of the command that ``arguments`` name."""
-    named: dict[str, str] = {"command": "command"}
+    """Return the fields of a command, each with the option or argument that sets it.
+
+    An example: ``{"nodes": "--nodes", "job": "SCRIPT"}``.
+
+    Args:
+        arguments: the command line, which names the command.
+    """
+    fields: dict[str, str] = {"command": "command"}
     for word in arguments:
         if (
             not isinstance(command, TyperGroup)
-            or (below := command.get_command(typer.Context(command), word)) is None
+            or (subcommand := command.get_command(typer.Context(command), word)) is None
         ):
             break
         if isinstance(command, _Commands):
-            named |= getattr(import_module(_module_of(word)), "FIELDS", {})
-        command = below
-    return {parameter.name: option_name(parameter) for parameter in command.params} | named
+            fields |= getattr(import_module(_module_of(word)), "FIELDS", {})
+        command = subcommand
+    return {parameter.name: option_name(parameter) for parameter in command.params} | fields
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line of this process, and exit with its status.
+
+    A command that a signal ends exits with 128 plus the number of the signal.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(
@@ -189,19 +216,21 @@ def main() -> None:
     restore_signals()
     signal.signal(
         signal.SIGINT, end_in_order
-    )  # also where a script's "&" has it ignored: no user chose that
+    )  # even if the "&" of a script has made it ignored, which no user chose
     for signum in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has SIGHUP ignored
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup makes SIGHUP ignored
             signal.signal(signum, end_in_order)
     try:
         code = run(sys.argv[1:])
-    except SystemExit as ended:
-        if ended.code == EXIT_INTERRUPTED:
-            sys.stderr.write("chaoskit: interrupted; what this command had started was ended\n")
-        elif isinstance(ended.code, int) and ended.code > 128:
-            name = signal_name(ended.code - 128)
+    except SystemExit as error:
+        if error.code == EXIT_INTERRUPTED:
             sys.stderr.write(
-                f"chaoskit: ended by {name}; what this command had started was ended\n"
+                "chaoskit: interrupted; everything that this command had started was ended\n"
+            )
+        elif isinstance(error.code, int) and error.code > 128:
+            name = signal_name(error.code - 128)
+            sys.stderr.write(
+                f"chaoskit: ended by {name}; everything that this command had started was ended\n"
             )
         raise
     sys.exit(code)

@@ -1,4 +1,9 @@
-"""The help of a command, for terminals of any width: paragraphs and options are wrapped once, names never broken."""
+"""Help of commands for terminals of any width. Names are never broken.
+
+Paragraphs and options are wrapped once.
+
+-> cli/app.py makes commands use it.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +20,24 @@ from rich.text import Text
 from chaoskit.cli.output import console, option_name
 
 _GAP = 2
-_NAME_SHARE = 0.42  # a longer name has a line of its own
+_NAME_SHARE = 0.42  # longer names have a line of their own
 _NO_PANEL = "Commands"
 
 
-class _Entries:
-    """Names with their descriptions, in two columns; the description of a long name begins on the next line."""
+class _TwoColumns:
+    """Names with their descriptions, in two columns.
 
-    def __init__(self, entries: Sequence[tuple[Text, Text]], name_width_min: int) -> None:
-        self._entries, self._name_width_min = entries, name_width_min
+    The description of a long name begins on the next line.
+    """
+
+    def __init__(self, rows: Sequence[tuple[Text, Text]], name_width_min: int) -> None:
+        self._rows, self._name_width_min = rows, name_width_min
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
-        longest = max(self._name_width_min, *(cell_len(name.plain) for name, _ in self._entries))
+        longest = max(self._name_width_min, *(cell_len(name.plain) for name, _ in self._rows))
         start = min(longest, int(width * _NAME_SHARE)) + _GAP
-        for name, description in self._entries:
+        for name, description in self._rows:
             lines = list(description.wrap(console, width - start))
             line = name.copy()
             if cell_len(name.plain) + _GAP > start or not lines:
@@ -43,14 +51,15 @@ class _Entries:
 
 
 def write_help(command: Any, context: Any, formatter: Any) -> None:
-    """Write the help of a command into the formatter of its command line library."""
-    shown = console()
-    with shown.capture() as captured:
-        shown.print(Group(*_blocks(command, context)))
+    """Write the help of a command into the formatter of the command line library."""
+    terminal = console()
+    with terminal.capture() as captured:
+        terminal.print(Group(*_blocks(command, context)))
     formatter.write("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _blocks(command: Any, context: Any) -> Iterator[RenderableType]:
+    """Yield the parts of the help: usage, text, arguments, options, subcommands."""
     yield Padding(Text.assemble(("Usage: ", "yellow"), (_usage(command, context), "bold")), (1, 1))
     for number, paragraph in enumerate(_paragraphs(command.help or "")):
         text = Text.from_markup(paragraph)
@@ -62,19 +71,17 @@ def _blocks(command: Any, context: Any) -> Iterator[RenderableType]:
     yield from _panel("Arguments", [_parameter(parameter, context) for parameter in arguments])
     yield from _panel("Options", [_parameter(parameter, context) for parameter in options])
     panels: dict[str, list[tuple[Text, Text]]] = {}
-    for below in _commands(command, context):
-        summary = next(iter(_paragraphs(below.help or "")), "")
-        entry = Text(below.name, "bold cyan"), Text.from_markup(summary)
-        panels.setdefault(below.rich_help_panel or _NO_PANEL, []).append(entry)
-    longest = max(
-        (len(name.plain) for entries in panels.values() for name, _ in entries), default=0
-    )
-    for title, entries in panels.items():
-        yield from _panel(title, entries, longest)
+    for subcommand in _commands(command, context):
+        summary = next(iter(_paragraphs(subcommand.help or "")), "")
+        row = Text(subcommand.name, "bold cyan"), Text.from_markup(summary)
+        panels.setdefault(subcommand.rich_help_panel or _NO_PANEL, []).append(row)
+    longest = max((len(name.plain) for rows in panels.values() for name, _ in rows), default=0)
+    for title, rows in panels.items():
+        yield from _panel(title, rows, longest)
 
 
 def _usage(command: Any, context: Any) -> str:
-    """Return the command line: ``chaoskit launch [OPTIONS] SCRIPT``."""
+    """Return the command line, such as ``chaoskit launch [OPTIONS] SCRIPT``."""
     words = [context.command_path, "[OPTIONS]"]
     for parameter in command.get_params(context):
         if parameter.param_type_name == "argument":
@@ -86,7 +93,7 @@ def _usage(command: Any, context: Any) -> str:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Return the paragraphs of a docstring, each in one line."""
+    """Return the paragraphs of a docstring, each as one line."""
     return [
         " ".join(paragraph.split())
         for paragraph in inspect.cleandoc(text).split("\n\n")
@@ -95,7 +102,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _parameter(parameter: Any, context: Any) -> tuple[Text, Text]:
-    """Return the name of a parameter with what it takes, and its description with its default."""
+    """Return the name of a parameter with its type, and its description with its default."""
     name, record = parameter.get_help_record(context)
     text = parameter.help or ""
     description = Text.from_markup(" ".join(text.split()))
@@ -107,7 +114,7 @@ def _parameter(parameter: Any, context: Any) -> tuple[Text, Text]:
 
 
 def _option(name: str) -> Text:
-    """Return ``--nodes <int>`` in two colours."""
+    """Return an option such as ``--nodes <int>`` in two colours."""
     text = Text()
     for word in name.split():
         text.append(" " if text else "").append(
@@ -117,15 +124,16 @@ def _option(name: str) -> Text:
 
 
 def _panel(
-    title: str, entries: Sequence[tuple[Text, Text]], name_width_min: int = 0
+    title: str, rows: Sequence[tuple[Text, Text]], name_width_min: int = 0
 ) -> Iterator[RenderableType]:
-    if entries:
+    """Yield a panel with rows of a name and a description; nothing if there are none."""
+    if rows:
         yield Panel(
-            _Entries(entries, name_width_min), title=title, title_align="left", border_style="dim"
+            _TwoColumns(rows, name_width_min), title=title, title_align="left", border_style="dim"
         )
 
 
 def _commands(command: Any, context: Any) -> Iterable[Any]:
-    """Return the commands of a group, in their order."""
+    """Return the visible commands of a group, in their order; none for a single command."""
     names = command.list_commands(context) if hasattr(command, "list_commands") else ()
-    return [below for name in names if not (below := command.get_command(context, name)).hidden]
+    return [child for name in names if not (child := command.get_command(context, name)).hidden]

@@ -1,1 +1,1 @@
-"""The coordinator of a job: pure decisions over messages of nodes and workers, and the server that carries them out."""
+"""The coordinator of a job: pure decisions over messages, and the server that carries them out."""

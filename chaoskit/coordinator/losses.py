@@ -1,47 +1,66 @@
-"""What was lost, and how that shows: workers, nodes, the record itself. Pure functions of the membership."""
+"""Losses that an event or a hello shows: of workers, and of entries of the log.
+
+Pure functions of the membership.
+
+-> coordinator/commit.py announces the losses; coordinator/membership/apply.py counts them.
+coordinator/handlers/on_node.py: what follows when the log has lost entries.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
 from chaoskit.coordinator.membership import events
 from chaoskit.coordinator.membership.membership import Membership
-from chaoskit.wire.messages import AgentHello, WorkerLost
+from chaoskit.wire.messages import AgentHello, NodeLost, WorkerLost
+
+
+class LostWorker(NamedTuple):
+    """A worker that an event takes away.
+
+    Attributes:
+        message: the loss, for observers.
+        rank: the rank of the worker; None for a worker without one.
+    """
+
+    message: WorkerLost
+    rank: int | None
 
 
 def lost_workers(
-    event: events.AnyEvent, membership: Membership, now_s: float
-) -> list[tuple[WorkerLost, int | None]]:
-    """Whom ``event``, which ``membership`` has yet to take in, takes away: each with its rank, if it had one."""
-    lost: list[WorkerLost] = []
+    event: events.MembershipEvent, membership: Membership, now_s: float
+) -> list[LostWorker]:
+    """Return the workers that are lost by ``event``, before ``membership`` takes it in.
+
+    Empty for an event without losses, and for a worker that is lost already. Workers that leave a
+    resized world are no losses.
+    """
     match event:
-        case events.WorkerLost(worker, cause, detail, detected_ns) if (
-            host := membership.host_of(worker)
-        ) is not None:
-            lost = [WorkerLost(worker, host, cause, detail, detected_ns, event.trained_in)]
-        case events.NodeLost(node, detail):
-            workers = sorted(membership.workers_on(node))
-            lost = [
-                WorkerLost(worker, node, "node lost", detail, int(now_s * 1e9))
-                for worker in workers
-            ]
+        case WorkerLost(worker):
+            host = membership.host_of(worker)
+            losses = [] if host is None else [msgspec.structs.replace(event, node=host)]
+        case NodeLost(node, detail):
+            losses = _all_workers(membership, [node], "node lost", detail, now_s)
         case events.Evicted(node, detail):
-            workers = sorted(membership.workers_on(node))
-            lost = [
-                WorkerLost(worker, node, "evicted", detail, int(now_s * 1e9)) for worker in workers
-            ]
+            losses = _all_workers(membership, [node], "evicted", detail, now_s)
         case events.Unfit(node, detail):
-            workers = sorted(membership.workers_on(node))
-            lost = [
-                WorkerLost(worker, node, "unfit", detail, int(now_s * 1e9)) for worker in workers
-            ]
+            losses = _all_workers(membership, [node], "unfit", detail, now_s)
         case events.LeftOut(nodes, detail):
-            places = [
-                (worker, node) for node in nodes for worker in sorted(membership.workers_on(node))
-            ]
-            lost = [
-                WorkerLost(worker, node, "unreachable", detail, int(now_s * 1e9))
-                for worker, node in places
-            ]
-    return [(one, _rank_of(one.worker, membership)) for one in lost]
+            losses = _all_workers(membership, nodes, "unreachable", detail, now_s)
+        case _:
+            return []
+    return [LostWorker(loss, _rank_of(loss.worker, membership)) for loss in losses]
+
+
+def _all_workers(
+    membership: Membership, nodes: Sequence[str], cause: str, detail: str, now_s: float
+) -> list[WorkerLost]:
+    """Return the loss of each worker of ``nodes``."""
+    places = [(worker, node) for node in nodes for worker in sorted(membership.workers_on(node))]
+    return [WorkerLost(worker, node, cause, detail, int(now_s * 1e9)) for worker, node in places]
 
 
 def _rank_of(worker: str, membership: Membership) -> int | None:
@@ -49,21 +68,23 @@ def _rank_of(worker: str, membership: Membership) -> int | None:
     return member.rank if member is not None else None
 
 
-def news(hello: AgentHello, membership: Membership, term: int) -> str:
-    """What a node knows that the record, which is of ``term``, does not; in words, "" if that is nothing."""
-    known, started = membership.newest_known, membership.started_on(hello.node)
-    if hello.generation > known:
-        return f"it has seen generation {hello.generation}, the record tells of {known}"
+def fact_missing_in_log(hello: AgentHello, membership: Membership, term: int) -> str:
+    """Return the first fact that a node knows and the log of ``term`` lacks, in words; "" if none.
+
+    Such a fact shows that the log has lost entries.
+    """
+    newest, started = membership.newest_known, membership.started_on(hello.node)
+    if hello.generation > newest:
+        return f"it has seen generation {hello.generation}, the log has {newest}"
     if started is not None and hello.started > started:
-        return f"it has started {hello.started} workers, the record tells of {started}"
-    return (
-        f"it has seen term {hello.term}, the record tells of {term - 1}"
-        if hello.term > term
-        else ""
-    )
+        return f"it has started {hello.started} workers, the log has {started}"
+    return f"it has seen term {hello.term}, the log has {term - 1}" if hello.term > term else ""
 
 
-def difference(mine: str, expected: str) -> str:
-    """Where two fingerprints differ, in words."""
-    pairs = zip(mine.split(", "), expected.split(", "), strict=False)
-    return "; ".join(f"{one} instead of {other}" for one, other in pairs if one != other)
+def difference(actual: str, expected: str) -> str:
+    """Return the parts in which two fingerprints differ, in words; "" if they are equal.
+
+    Parts are compared by their place; those that only the longer fingerprint has are left out.
+    """
+    pairs = zip(actual.split(", "), expected.split(", "), strict=False)
+    return "; ".join(f"{part} instead of {other}" for part, other in pairs if part != other)

@@ -1,4 +1,8 @@
-"""Observers of a coordinator: each is shown what happens, at its own rate, and costs nothing when it does not read."""
+"""Observers of a coordinator: each gets messages at its own rate, and must read them.
+
+-> substrate/cluster/job_cluster.py: the connection of a launcher or harness, which is an observer;
+coordinator/server.py handles its requests. wire/announcements.py: what a new observer receives.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,19 @@ from chaoskit.process.linux import print_line
 from chaoskit.wire import frames, messages
 from chaoskit.wire.messages import Heartbeat, ObserverHello
 
-#: Heartbeats are not queued behind more than this: the next ones say the same again.
+#: Heartbeats are not queued behind more unread bytes: the next ones have newer values.
 _SKIPPED_BYTES = 2**16
-#: An observer that has left more than this unread is disconnected. The picture of a job of many nodes fits in it.
+#: An observer with more unread bytes is disconnected. The first messages of a large job fit in it.
 _UNREAD_BYTES_MAX = 2**23
-#: Every heartbeat is shown for so long after anything else was: that is when observers measure times.
+#: Every heartbeat is shown for this long after any other message: observers measure times then.
 _EVENTFUL_S = 2.0
 
 
-class Pace:
-    """Which messages an observer is shown. A pure state machine.
+class ObserverPace:
+    """Selection of the messages that an observer is shown. A pure state machine.
 
     Args:
-        heartbeat_s: at least so far apart are the heartbeats of a node while nothing else happens.
+        heartbeat_s: least time between two shown heartbeats of a node while nothing else happens.
     """
 
     def __init__(self, heartbeat_s: float) -> None:
@@ -30,7 +34,10 @@ class Pace:
         self._eventful_until_s = -math.inf
 
     def shows(self, message: messages.Message, now_s: float) -> bool:
-        """Whether this message is shown. To be asked of every message, in order."""
+        """Return whether a message is shown. To be called with every message, in order.
+
+        A heartbeat may be left out; every other message is shown.
+        """
         if not isinstance(message, Heartbeat):
             self._eventful_until_s = now_s + _EVENTFUL_S
             return True
@@ -43,33 +50,37 @@ class Pace:
 
 
 class Observers:
-    """Those that are connected."""
+    """The connected observers."""
 
     def __init__(self) -> None:
-        self._paces: dict[asyncio.StreamWriter, Pace] = {}
+        self._paces: dict[asyncio.StreamWriter, ObserverPace] = {}
 
     @property
     def writers(self) -> tuple[asyncio.StreamWriter, ...]:
-        """Their connections."""
+        """The connections of all observers."""
         return tuple(self._paces)
 
     def add(self, writer: asyncio.StreamWriter, hello: ObserverHello) -> None:
-        """One has connected."""
-        self._paces[writer] = Pace(hello.heartbeat_s)
+        """Add an observer that has connected, or change the pace of a known one."""
+        self._paces[writer] = ObserverPace(hello.heartbeat_s)
 
     def discard(self, writer: asyncio.StreamWriter) -> None:
-        """Its connection has ended."""
+        """Remove the observer of a connection that has ended."""
         self._paces.pop(writer, None)
 
     def show(self, message: messages.Message, now_s: float) -> None:
-        """Show a message to those that are to see it. It is encoded only if there is one."""
+        """Send a message to the observers that are to see it, by their pace.
+
+        An observer with too many unread bytes is disconnected. A heartbeat is also left out for an
+        observer with fewer, but still many.
+        """
         data = b""
         for writer, pace in list(self._paces.items()):
             if not pace.shows(message, now_s):
                 continue
             unread_bytes = writer.transport.get_write_buffer_size()
             if unread_bytes > _UNREAD_BYTES_MAX:
-                print_line(f"an observer has left {unread_bytes} bytes unread: it is disconnected")
+                print_line(f"disconnecting an observer that has left {unread_bytes} bytes unread")
                 self.discard(writer)
                 writer.transport.abort()
             elif not isinstance(message, Heartbeat) or unread_bytes <= _SKIPPED_BYTES:

@@ -1,1 +1,1 @@
-"""The checkpoint daemon of a node: it keeps copies of training states, stores them, and checks the node."""
+"""Checkpoint daemon of a node: keeps and stores copies of states, and checks the node."""

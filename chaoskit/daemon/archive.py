@@ -1,4 +1,9 @@
-"""What a node has to do with the tiers that outlive every node: it stores its part, and says what is there."""
+"""A node's access to the disk and remote tiers: saves, uploads, and the list of stored snapshots.
+
+-> ``daemon/saving.py``: stores the node's part. ``checkpoint/remote/uploader.py``: uploads.
+-> ``coordinator/membership/copy_search.py``: collects the lists of all nodes after a loss.
+-> ``runtime/state/from_store.py``: a rank reads the snapshot that was chosen.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from chaoskit.checkpoint.disk.due_steps import LAST_PATIENCE_S, Patience
 from chaoskit.checkpoint.disk.inventory import DamagedSnapshot
 from chaoskit.checkpoint.disk.names import parse_name
 from chaoskit.checkpoint.disk.retention import Schedule
@@ -25,16 +31,17 @@ from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.tier import RemoteTier, checked_manifest
 from chaoskit.checkpoint.remote.uploader import Uploader
 from chaoskit.config import CheckpointTier, RunConfig
-from chaoskit.coordinator.schedules.save_schedule import LAST_PATIENCE_S, Patience
 from chaoskit.daemon.saving import Saver, retention_of
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
 from chaoskit.vocabulary import Event
-from chaoskit.wire.messages import Endpoint, Message, Sealed, Snapshot
+from chaoskit.wire.messages import Endpoint, Message, OfferedSnapshot, Sealed
 
-_OFFERED_MAX = 3  # of each tier, the newest: one that is damaged leads to the one before it
-_LISTING_S = 1.5  # a node that has nothing else to offer waits so long for the first listing of the remote tier
-_LISTING_ALONE_S = 30.0  # where nothing else can be there: the coordinator waits
+# newest snapshots of each tier to offer, as a damaged one leads to the one before it
+_OFFERED_MAX = 3
+_LISTING_S = 1.5  # time that a node with nothing else to offer waits for the first remote listing
+# time that a node waits for it where no other tier can have a snapshot, and the coordinator waits
+_LISTING_ALONE_S = 30.0
 _RELIST_S = 30.0
 _FAREWELL_S = 0.1
 _LOOK_S = 0.5
@@ -43,26 +50,35 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Owed:
-    """An answer that does not name what the remote tier has.
+class _PendingAnswer:
+    """An answer that does not name the snapshots of the remote tier.
 
     Args:
-        is_told: whether it was given; else it waits for the remote tier.
+        partial: the answer so far.
+        send: sends an answer to the coordinator.
+        is_sent: True if ``partial`` was sent; otherwise it waits for the remote tier.
     """
 
-    known: Sealed
-    tell: Callable[[Message], None]
-    is_told: bool
+    partial: Sealed
+    send: Callable[[Message], None]
+    is_sent: bool
 
 
 class Archive:
-    """The disk and the remote tier of a job, seen from one node.
+    """The disk tier and the remote tier of a job, as used by one node.
 
-    Attributes:
-        saver: takes this node's part of due snapshots; None if nothing is to be stored.
+    If there is a remote tier, a thread lists it from the start, and every 30 s.
 
     Args:
+        node: name of the node.
+        token: secret of the run.
+        config: settings of the run.
+        journal: journal of the node.
+        fail: called with an unexpected error of the saver's thread.
         at: called at each boundary of the disk and the remote tier, on threads that store.
+
+    Attributes:
+        saver: stores this node's part of due snapshots; None if nothing is to be stored.
     """
 
     def __init__(
@@ -77,106 +93,127 @@ class Archive:
         self._node, self._config, self._journal, self._at = node, config, journal, at
         self.saver: Saver | None = None
         if config.disk is not None:
-            self.saver = Saver(config.disk, _run_of(token), journal, self._committed, fail, at)
+            self.saver = Saver(config.disk, _run_id(token), journal, self._committed, fail, at)
         self._uploader: Uploader | None = None
-        self._uploaded, self._uploaded_s = (
-            -1,
-            time.monotonic(),
-        )  # the newest step that was offered to it, and when
-        self._remote: list[Snapshot] = []  # what was there when it was last asked
-        self._telling = threading.Lock()  # a later answer takes the place of an earlier one
-        self._owed: _Owed | None = None  # the newest that was given without the remote tier
+        # step and time of the last offer to the uploader
+        self._uploaded_step, self._uploaded_at_s = -1, time.monotonic()
+        self._remote_listing: list[OfferedSnapshot] = []  # the last listing of the remote tier
+        self._answer_lock = threading.Lock()  # keeps answers in order
+        self._pending: _PendingAnswer | None = None  # the newest answer without the remote tier
         self._has_tried = self._has_listed = False
         if config.remote is not None:
-            threading.Thread(target=self._keep_listing, name="ck-listing", daemon=True).start()
+            threading.Thread(
+                target=self._keep_listing, args=(config.remote,), name="ck-listing", daemon=True
+            ).start()
 
     def follow(self, generation: int) -> None:
-        """A new membership."""
+        """Note that the membership ``generation`` has begun; see :meth:`Saver.follow`."""
         if self.saver is not None:
             self.saver.follow(generation)
 
     def finish(self, timeout_s: float) -> None:
-        """The job is over: let what is under way come to its end, if it does so in time."""
+        """Wait for saves and uploads under way, up to ``timeout_s``, because the job is over.
+
+        If all saves end in time, uploads that take longer are cancelled. Otherwise uploads run on.
+        """
         deadline_s = time.monotonic() + timeout_s
         if self.saver is not None and self.saver.finish(timeout_s) and self._uploader is not None:
             self._uploader.wait(max(0.0, deadline_s - time.monotonic()))
             self._uploader.close(_FAREWELL_S)
 
-    def finish_last(self, *, leads: bool) -> None:
-        """The job has ended well: the same, for as long as something moves. The newest snapshot is uploaded, too.
+    def finish_last(self, saver: Saver, *, leads: bool) -> None:
+        """Wait for saves and uploads while they make progress, because the job has ended well.
+
+        Without progress for 5 minutes, a failure is recorded in the journal and the wait ends.
+        Uploads are neither begun nor waited for if that happens to a save, or ``leads`` is False.
 
         Args:
-            leads: whether that is for this node to do.
+            saver: the saver of this archive.
+            leads: True if this node is to upload the newest snapshot, unless it was uploaded.
+
+        Raises:
+            OSError: if the disk fails when the newest snapshot is looked for.
         """
-        assert self.saver is not None
-        if not self.saver.settle() or not leads or self._config.remote is None:
+        if not saver.settle() or not leads or self._config.remote is None:
             return
-        assert self._config.disk is not None
-        newest = next(iter(DiskTier(self._config.disk.target).snapshots().snapshots), None)
-        if newest is not None and newest.manifest.step != self._uploaded:
+        newest = saver.newest_stored()
+        if newest is not None and newest.manifest.step != self._uploaded_step:
             self._upload(self._config.remote, newest)
         if self._uploader is not None:
             self._await_upload(self._uploader)
             self._uploader.close(_FAREWELL_S)
 
     def _await_upload(self, uploader: Uploader) -> None:
+        """Wait until uploads are done.
+
+        If nothing was sent for 5 minutes, record a failure in the journal and return.
+        """
         patience = Patience(LAST_PATIENCE_S)
         while not uploader.wait(_LOOK_S):
             status = uploader.status
             if patience.is_over(status.sent_bytes, time.monotonic()):
                 error = f": {status.last_error}" if status.last_error else ""
                 self._upload_failed(
-                    status.under_way, f"nothing was sent for {LAST_PATIENCE_S:g} s{error}"
+                    status.under_way, f"no data was sent for {LAST_PATIENCE_S:g} s{error}"
                 )
                 return
 
-    def answer(self, answer: Sealed, tell: Callable[[Message], None]) -> None:
-        """Tell what can be read here: what is in memory, and what is stored. Nothing but manifests is read for it.
+    def answer(self, answer: Sealed, send: Callable[[Message], None]) -> None:
+        """Send the list of copies that can be read here: those in memory, and the stored snapshots.
 
-        A remote store that is slow, or out, holds up no thread of a keeper: what it has is told in another answer to
-        the same question. Only a node that has nothing else waits with its answer: without a copy the job would end.
+        Only manifests are read. A remote store that is slow or unavailable blocks no thread of a
+        keeper: its snapshots follow in another answer to the same question. Only a node that has
+        nothing else delays its answer, because the job would end without a copy: 1.5 s, or 30 s in
+        a run that continues from stored snapshots.
 
         Args:
-            answer: names what is in memory.
+            answer: names the copies in memory.
+            send: sends an answer.
         """
-        stored: list[Snapshot] = []
+        stored: list[OfferedSnapshot] = []
         if self._config.disk is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # a disk that fails has nothing to offer now; other tiers may
+            with contextlib.suppress(OSError):  # other tiers may have snapshots if the disk fails
                 stored += self._on_disk(DiskTier(self._config.disk.target))
-        known = self._with(answer, stored)
-        with self._telling:
+        partial = self._add_snapshots(answer, stored)
+        with self._answer_lock:
             if self._config.remote is None or self._has_listed:
-                tell(self._with(known, self._remote))
+                send(self._add_snapshots(partial, self._remote_listing))
                 return
-            owed = self._owed = _Owed(known, tell, bool(known.snapshots) or self._has_tried)
-            if owed.is_told:
-                tell(known)
+            pending = self._pending = _PendingAnswer(
+                partial, send, bool(partial.snapshots) or self._has_tried
+            )
+            if pending.is_sent:
+                send(partial)
                 return
-        alone = threading.Timer(
-            _LISTING_ALONE_S if self._config.resume else _LISTING_S, self._tell_without, (owed,)
+        timer = threading.Timer(
+            _LISTING_ALONE_S if self._config.resume else _LISTING_S,
+            self._answer_without_remote,
+            (pending,),
         )
-        alone.daemon = True
-        alone.start()
+        timer.daemon = True
+        timer.start()
 
-    def _tell_without(self, owed: _Owed) -> None:
-        """The remote store has not said in time what it has."""
-        with self._telling:
-            if owed is self._owed and not owed.is_told:
-                owed.is_told = True
-                owed.tell(owed.known)
+    def _answer_without_remote(self, pending: _PendingAnswer) -> None:
+        """Send an answer without the remote tier, which was too slow or failed.
 
-    def _tell_with(self, remote: list[Snapshot]) -> None:
-        """It has."""
-        with self._telling:
-            self._remote, self._has_listed = remote, True
-            owed, self._owed = self._owed, None
-            if owed is not None and (remote or not owed.is_told):
-                owed.tell(self._with(owed.known, remote))
+        Does nothing if it was sent already, or there is a newer answer.
+        """
+        with self._answer_lock:
+            if pending is self._pending and not pending.is_sent:
+                pending.is_sent = True
+                pending.send(pending.partial)
 
-    def _with(self, answer: Sealed, more: list[Snapshot]) -> Sealed:
-        for offer in more:
+    def _answer_with_remote(self, remote: list[OfferedSnapshot]) -> None:
+        """Remember a listing of the remote tier, and send it if the last answer lacks it."""
+        with self._answer_lock:
+            self._remote_listing, self._has_listed = remote, True
+            pending, self._pending = self._pending, None
+            if pending is not None and (remote or not pending.is_sent):
+                pending.send(self._add_snapshots(pending.partial, remote))
+
+    def _add_snapshots(self, answer: Sealed, added: list[OfferedSnapshot]) -> Sealed:
+        """Return the answer with ``added`` snapshots, which are recorded in the journal."""
+        for offer in added:
             self._journal.write(
                 Event.SEALED,
                 worker="",
@@ -186,93 +223,109 @@ class Archive:
                 piece=0,
                 tier=offer.tier,
             )
-        return msgspec.structs.replace(answer, snapshots=(*answer.snapshots, *more))
+        return msgspec.structs.replace(answer, snapshots=(*answer.snapshots, *added))
 
-    def _on_disk(self, tier: DiskTier) -> Iterator[Snapshot]:
+    def _on_disk(self, tier: DiskTier) -> Iterator[OfferedSnapshot]:
+        """Yield descriptions of the newest snapshots on disk, 3 at most, the newest first.
+
+        Snapshots with a damaged manifest are quarantined. Raise OSError if the disk fails.
+        """
         listing = tier.snapshots()
-        for one in listing.damaged:
-            self._set_aside(tier, one)
+        for damaged in listing.damaged:
+            self._quarantine(tier, damaged)
         for snapshot in listing.snapshots[:_OFFERED_MAX]:
             try:
-                stamp = xxhash.xxh3_128_hexdigest((snapshot.path / MANIFEST).read_bytes())
+                checksum = xxhash.xxh3_128_hexdigest((snapshot.path / MANIFEST).read_bytes())
             except OSError:
                 continue  # deleted meanwhile
-            yield self._offer(snapshot, stamp, "disk", str(snapshot.path))
+            yield self._offer(snapshot, checksum, "disk", str(snapshot.path))
 
-    def _set_aside(self, tier: DiskTier, lost: DamagedSnapshot) -> None:
-        """Its table of contents is wrong, so nobody will read more of it. Every node that is asked may find it."""
-        aside = tier.quarantine(lost.path, lost.reason)
-        if aside.path != lost.path:  # else another node was faster
-            step, generation = parse_name(lost.name) or (-1, -1)
-            source, detail = f"disk of {self._node}", lost.reason
+    def _quarantine(self, tier: DiskTier, damaged: DamagedSnapshot) -> None:
+        """Quarantine a snapshot whose manifest is damaged, and record it in the journal.
+
+        Every node may find the damage; only the one that moves the snapshot records it.
+        """
+        quarantined = tier.quarantine(damaged.path, damaged.reason)
+        if quarantined.path != damaged.path:  # otherwise another node was faster
+            step, generation = parse_name(damaged.name) or (-1, -1)
+            source, detail = f"disk of {self._node}", damaged.reason
             self._journal.write(
                 Event.QUARANTINED, generation=generation, step=step, source=source, detail=detail
             )
 
-    def _offer(self, stored: StoredSnapshot, stamp: str, tier: str, path: str) -> Snapshot:
+    def _offer(
+        self, stored: StoredSnapshot, checksum: str, tier: str, path: str
+    ) -> OfferedSnapshot:
+        """Return the description of a stored snapshot for the coordinator."""
         step, generation = stored.manifest.age
-        nobody = Endpoint("", "", 0, 0, -1)
+        no_endpoint = Endpoint("", "", 0, 0, -1)
         store = (
             self._config.remote.endpoint
             if self._config.remote is not None and tier == "remote"
             else ""
         )
         size_bytes = stored.manifest.size_bytes
-        return Snapshot(
+        return OfferedSnapshot(
             self._node,
             "",
             step,
             generation,
             size_bytes,
-            stamp,
-            nobody,
+            checksum,
+            no_endpoint,
             tier=tier,
             path=path,
             store=store,
         )
 
-    # -- the remote tier ------------------------------------------------------------------------------------------
+    # -- the remote tier ---------------------------------------------------------------------------
 
     def _committed(self, snapshot: StoredSnapshot) -> None:
-        """This node has committed a snapshot: it uploads it, if that is due."""
+        """Offer a snapshot that this node has committed to the uploader, if an upload is due."""
         remote = self._config.remote
         if remote is None:
             return
         step = snapshot.manifest.step
-        last = (
-            self._uploaded
-            if self._uploaded >= 0
-            else max((one.step for one in self._remote), default=None)
+        last_step = (
+            self._uploaded_step
+            if self._uploaded_step >= 0
+            else max((listed.step for listed in self._remote_listing), default=None)
         )
         schedule, now_s = (
             Schedule(every_steps=remote.every_steps, every_s=remote.every_s),
             time.monotonic(),
         )
-        if schedule.due(step, last, now_s - self._uploaded_s):
+        if schedule.due(step, last_step, now_s - self._uploaded_at_s):
             self._upload(remote, snapshot)
 
     def _upload(self, remote: CheckpointTier, snapshot: StoredSnapshot) -> None:
+        """Offer a snapshot to the uploader, which is started with the first one.
+
+        An error is recorded in the journal, and not raised.
+        """
         step = snapshot.manifest.step
         try:
             if self._uploader is None:
-                tier = _open(remote, self._at)
+                tier = _open_remote(remote, self._at)
                 self._uploader = Uploader(
-                    tier, after_commit=self._after_upload, failed=self._upload_failed
+                    tier, after_commit=self._after_upload, on_failed=self._upload_failed
                 )
             self._uploader.offer(DirectorySource(snapshot.path))
-            self._uploaded, self._uploaded_s = step, time.monotonic()
+            self._uploaded_step, self._uploaded_at_s = step, time.monotonic()
         except ChaoskitError as error:
             self._journal.write(Event.SAVE_FAILED, step=step, tier="remote", reason=str(error))
 
     def _upload_failed(self, name: str, reason: str) -> None:
+        """Record in the journal that a snapshot could not be uploaded."""
         step, _ = parse_name(name) or (-1, -1)
         self._journal.write(Event.SAVE_FAILED, step=step, tier="remote", reason=reason)
 
     def _after_upload(self, tier: RemoteTier) -> None:
+        """Delete old snapshots of the remote tier, list it, and record the newest snapshot."""
         tier.prune()
-        self._remote = self._list(tier)
-        if self._remote:
-            newest = self._remote[0]
+        self._remote_listing = self._list(tier)
+        if self._remote_listing:
+            newest = self._remote_listing[0]
             self._journal.write(
                 Event.SAVED,
                 step=newest.step,
@@ -282,61 +335,51 @@ class Archive:
                 size_bytes=newest.size_bytes,
             )
 
-    def _keep_listing(self) -> None:
-        remote, pause = self._config.remote, threading.Event()
-        assert remote is not None
+    def _keep_listing(self, remote: CheckpointTier) -> None:
+        """List the remote tier again and again. Send its snapshots if the last answer lacks them.
+
+        An error is logged, and the tier is listed again later. Does not return.
+        """
+        never_set = threading.Event()
         tier: RemoteTier | None = None
         while True:
             try:
-                tier = tier or _open(remote)
-                self._tell_with(self._list(tier))
-            except Exception as error:  # noqa: BLE001 - a tier that is out has nothing to offer now
+                tier = tier or _open_remote(remote)
+                self._answer_with_remote(self._list(tier))
+            except Exception as error:  # noqa: BLE001 - the tier may be available again later
                 _log.warning("%s cannot be listed: %s", remote.target, error)
                 self._has_tried = True
-                if (owed := self._owed) is not None:
-                    self._tell_without(owed)
-            pause.wait(_RELIST_S)
+                if (pending := self._pending) is not None:
+                    self._answer_without_remote(pending)
+            never_set.wait(_RELIST_S)
 
-    def _list(self, tier: RemoteTier) -> list[Snapshot]:
-        found: list[Snapshot] = []
+    def _list(self, tier: RemoteTier) -> list[OfferedSnapshot]:
+        """Return descriptions of the newest snapshots of the remote tier, 3 at most.
+
+        The newest is the first. Snapshots with a damaged manifest are left out.
+        """
+        snapshots: list[OfferedSnapshot] = []
         for name, data in tier.candidates():
             try:
                 stored = StoredSnapshot(Path(name), checked_manifest(name, data))
             except Damaged:
                 continue
-            stamp = xxhash.xxh3_128_hexdigest(data)
-            found.append(
-                self._offer(stored, stamp, "remote", f"{tier.store.url.rstrip('/')}/{name}")
+            checksum = xxhash.xxh3_128_hexdigest(data)
+            snapshots.append(
+                self._offer(stored, checksum, "remote", f"{tier.store.url.rstrip('/')}/{name}")
             )
-            if len(found) == _OFFERED_MAX:
+            if len(snapshots) == _OFFERED_MAX:
                 break
-        return found
+        return snapshots
 
 
-def _run_of(token: str) -> str:
-    """An id that every node of the run finds by itself, and that does not give the token away."""
+def _run_id(token: str) -> str:
+    """Return an id of the run that every node can compute, and that does not reveal the token."""
     return hashlib.blake2b(token.encode(), digest_size=8).hexdigest()
 
 
-def _open(remote: CheckpointTier, at: Hook = undisturbed) -> RemoteTier:
-    """The remote tier of a job. Raises BadInput if its URL is none."""
+def _open_remote(remote: CheckpointTier, at: Hook = undisturbed) -> RemoteTier:
+    """Return the remote tier of a job, opened. Raise BadInput if its URL is invalid."""
     return RemoteTier(
         remote.target, storage_options=remote.storage_options, retention=retention_of(remote), at=at
     )
-
-
-def newest_generation(config: RunConfig) -> int:
-    """The largest generation of all snapshots that are stored where ``config`` says, damaged or not; 0 without any.
-
-    Raises:
-        BadInput: if the remote tier's URL is none. RemoteRefused, RemoteUnavailable: if it cannot be asked.
-    """
-    names: list[str] = []
-    if config.disk is not None:
-        listing = DiskTier(config.disk.target).snapshots()
-        names = [one.name for one in listing.snapshots] + [one.name for one in listing.damaged]
-    if config.remote is not None:
-        tier = _open(config.remote)
-        names += tier.names()
-        tier.close()
-    return max((max(age[1], 1) for name in names if (age := parse_name(name))), default=0)

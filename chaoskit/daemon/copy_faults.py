@@ -1,4 +1,8 @@
-"""Copies as a node keeps them, and what a fault can do to one where it lies."""
+"""The copies that a node keeps, and the damage that a fault can do to them in place.
+
+-> ``daemon/injection.py``: carries the order out. ``faults/storage/copies.py``: the fault.
+-> ``checkpoint/memory/stored.py``: a reader finds the damage.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,11 @@ class KeptCopy(NamedTuple):
     """A complete copy.
 
     Args:
-        tier: ``memory``, of a worker of this node, or ``peer``, of another node's.
-        path: where this process can open it.
-        in_header: whether the copy itself bears the seal.
+        worker: worker whose state or piece it is.
+        tier: ``memory`` for a worker of this node, or ``peer`` for one of another node.
+        seal: its seal.
+        path: path at which this process can open it.
+        in_header: True if the copy itself has the seal in its header.
     """
 
     worker: str
@@ -29,8 +35,12 @@ class KeptCopy(NamedTuple):
     in_header: bool = True
 
     @property
-    def memory(self) -> int:
-        """Number of the file in memory: another one lies elsewhere. Raises OSError if it is gone."""
+    def inode(self) -> int:
+        """The inode of the memory file, which differs for a copy in other memory.
+
+        Raises:
+            OSError: if the memory is gone.
+        """
         return Path(self.path).stat().st_ino
 
     def __str__(self) -> str:
@@ -38,39 +48,51 @@ class KeptCopy(NamedTuple):
 
 
 def newest(copies: Iterable[KeptCopy]) -> list[KeptCopy]:
-    """Those of the newest state among them."""
-    found = list(copies)
-    recency = max((copy.seal.recency for copy in found), default=None)
-    return [copy for copy in found if copy.seal.recency == recency]
+    """Return the copies of the newest state among ``copies``; [] without copies."""
+    candidates = list(copies)
+    recency = max((copy.seal.recency for copy in candidates), default=None)
+    return [copy for copy in candidates if copy.seal.recency == recency]
 
 
-def damage(copy: KeptCopy, how: str) -> tuple[str, bool]:
-    """Change bytes of ``copy``: what is there now, in words, and whether it is no more what was sealed.
+def damage(copy: KeptCopy, damaged_part: str) -> tuple[str, bool]:
+    """Change bytes of a copy in place.
+
+    Return a description for the report, and True if the copy no longer matches its seal.
 
     Args:
-        how: ``bit``, ``page`` (of the data), ``index`` or ``seal``.
+        damaged_part: part to change: ``bit`` or ``page`` of the data, ``index`` or ``seal``.
+
+    Raises:
+        OSError: if the memory of the copy is gone.
     """
-    place, mask = _place(copy.seal, how)
+    place, mask = _bits_to_flip(copy.seal, damaged_part)
     file = os.open(copy.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         before = os.pread(file, len(mask), place)
-        os.pwrite(file, bytes(one ^ other for one, other in zip(before, mask, strict=False)), place)
+        os.pwrite(file, bytes(byte ^ bits for byte, bits in zip(before, mask, strict=False)), place)
     finally:
         os.close(file)
-    after, found = _read_back(copy, place, len(before))
-    changed = sum(one != other for one, other in zip(before, after, strict=True))
-    told = f"{copy}: changed bytes: {changed} ({how}), sealed as {copy.seal.checksum[:8]}, now {found[:8] or 'unsealed'}"
-    return told, bool(changed) and found != copy.seal.checksum
+    after, digest = _read_back(copy, place, len(before))
+    changed = sum(
+        byte_before != byte_after for byte_before, byte_after in zip(before, after, strict=True)
+    )
+    text = (
+        f"{copy}: changed bytes: {changed} ({damaged_part}), "
+        f"sealed as {copy.seal.checksum[:8]}, now {digest[:8] or 'unsealed'}"
+    )
+    return text, bool(changed) and digest != copy.seal.checksum
 
 
-def _place(seal: Seal, how: str) -> tuple[int, bytes]:
-    """Where to write, and which bits to turn there."""
-    middle = seal.size_bytes // 2 // _PAGE_BYTES * _PAGE_BYTES
-    match how:
+def _bits_to_flip(seal: Seal, damaged_part: str) -> tuple[int, bytes]:
+    """Return the offset to write at, and the bits to flip there."""
+    middle_page = seal.size_bytes // 2 // _PAGE_BYTES * _PAGE_BYTES
+    match damaged_part:
         case "bit":
-            return DATA_OFFSET + middle, b"\1"
+            return DATA_OFFSET + middle_page, b"\1"
         case "page":
-            return DATA_OFFSET + middle, b"\xff" * min(_PAGE_BYTES, seal.size_bytes - middle)
+            return DATA_OFFSET + middle_page, b"\xff" * min(
+                _PAGE_BYTES, seal.size_bytes - middle_page
+            )
         case "index":
             return HEADER_BYTES, b"\xff" * 16
         case _:
@@ -78,23 +100,30 @@ def _place(seal: Seal, how: str) -> tuple[int, bytes]:
 
 
 def _read_back(copy: KeptCopy, place: int, size_bytes: int) -> tuple[bytes, str]:
-    """Through a mapping of its own: the bytes, and the checksum of the whole; "" if its seal is no more one."""
+    """Return the bytes at ``place`` and the checksum of the whole copy, read through a new mapping.
+
+    The checksum is "" if the seal is damaged.
+    """
     view = ArenaView.open(copy.path)
     try:
         if copy.in_header and not view.checksum:
             return bytes(view.bytes[place : place + size_bytes]), ""
-        found = checksum(view.step, view.index_bytes(), view.scalars_bytes(), view.data())
-        return bytes(view.bytes[place : place + size_bytes]), found
+        checksum_now = checksum(view.step, view.index_bytes(), view.scalars_bytes(), view.data())
+        return bytes(view.bytes[place : place + size_bytes]), checksum_now
     finally:
         view.close()
 
 
-def spoil(copy: KeptCopy) -> None:
-    """Make ``copy`` one that is not complete: its writer goes on with the slot as with an empty one."""
+def unseal(copy: KeptCopy) -> None:
+    """Mark a copy in its memory as incomplete, so that its writer treats the slot as empty.
+
+    Raises:
+        OSError: if the memory of the copy is gone.
+    """
     file = os.open(copy.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         view = ArenaView(file, writable=True)
-        view.spoil()
+        view.invalidate()
         view.close()
     finally:
         os.close(file)

@@ -1,4 +1,8 @@
-"""What the keepers of all jobs have in common: orders, bells of workers, a thread that serves both, and the tiers."""
+"""Base of the keepers of all jobs: orders, events of workers, a thread for both, and tiers.
+
+-> ``daemon/replica_keeper.py`` and ``daemon/piece_keeper.py``: which states are kept, and how.
+-> ``daemon/process.py``: the process in which a keeper runs. ``daemon/archive.py``: stored tiers.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +17,30 @@ from chaoskit.checkpoint.disk.breakpoints import Breakpoints
 from chaoskit.checkpoint.disk.portion import Portion
 from chaoskit.config import RunConfig
 from chaoskit.daemon.archive import Archive
-from chaoskit.daemon.injection import DaemonActs, KeepsCopies
+from chaoskit.daemon.copy_faults import KeptCopy
+from chaoskit.daemon.injection import DaemonActs
 from chaoskit.daemon.saving import Saver
 from chaoskit.daemon.snapshot_server import Offers, Orders, start_thread
 from chaoskit.journal import Journal
-from chaoskit.process.heartbeat_page import Board
 from chaoskit.process.linux import await_readable, may_raise_priority
+from chaoskit.process.progress_board import Board
 from chaoskit.vocabulary import Event
 from chaoskit.wire.messages import ActReport, Endpoint, Holding, InjectionAct, Message, Plan
 
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """Where a keeper works, and whom it tells.
+    """The node of a keeper, and its callbacks.
 
     Args:
+        node: name of the node.
         host: address under which other nodes reach this one.
-        config: says how many nodes copy each committed state, and which stand together.
-        tell: takes a message to the coordinator; called on threads of the keeper.
-        fail: called there with an error that the keeper cannot live with; after that nothing is kept.
-        report: takes what an act did to the harness that ordered it; called there, too; a run without faults has none.
+        token: secret that authenticates connections.
+        config: settings of the run, such as the number of copies and the racks.
+        journal: journal of the node.
+        send: sends a message to the coordinator; called on threads of the keeper.
+        fail: called there with an error after which the keeper cannot go on.
+        report: sends the outcome of an act to the harness; called there, too, and only with faults.
     """
 
     node: str
@@ -40,22 +48,24 @@ class NodeContext:
     token: str
     config: RunConfig
     journal: Journal
-    tell: Callable[[Message], None]
+    send: Callable[[Message], None]
     fail: Callable[[BaseException], None]
     report: Callable[[ActReport], None] = lambda report: None
 
 
-class NodeKeeper(KeepsCopies, ABC):
-    """Takes orders for one node, which return at once. They are carried out one after the other, on a thread.
+class NodeKeeper(ABC):
+    """The keeper of one node. Orders return at once and are carried out one by one on a thread.
 
     Args:
-        niceness: of the thread, while nothing waits for it. 0 is taken where a thread may not come back from it: a
-            recovery that waits behind training costs more than copies that are made beside it.
+        context: the node, and the callbacks of the keeper.
+        niceness: niceness of the thread while nothing waits for it. It stays 0 where a thread may
+            not raise its priority again: a recovery that waits behind training costs more than
+            copies beside it.
     """
 
     def __init__(self, context: NodeContext, niceness: int) -> None:
         self._node, self._config = context.node, context.config
-        self._journal, self._tell, self._fail = context.journal, context.tell, context.fail
+        self._journal, self._send_message, self._fail = context.journal, context.send, context.fail
         self._niceness = niceness if may_raise_priority() else 0
         self._plan: Plan | None = None
         self._offers = Offers(context.node, context.host, context.token)
@@ -68,55 +78,85 @@ class NodeKeeper(KeepsCopies, ABC):
         )
 
     def _start(self) -> None:
-        """To be called when the keeper is complete."""
+        """Start the thread. Call this when the keeper is complete."""
         start_thread(self._serve, self._fail, self._niceness)
 
-    # -- orders ---------------------------------------------------------------------------------------------------
+    # -- orders ------------------------------------------------------------------------------------
 
     @abstractmethod
     def adopt(self, worker: str, endpoint: Endpoint, board: Board) -> None:
-        """A worker is ready: keep what it has to keep. Its board, and the bell, belong to the keeper from here on."""
+        """Keep the state of a worker that is ready.
+
+        Args:
+            worker: name of the worker.
+            endpoint: process and descriptor of its arena, if it has one.
+            board: its progress board, which the keeper owns from now on, with its event.
+        """
 
     @abstractmethod
     def hold(self, holding: Holding) -> None:
-        """A worker copies its piece of a sharded state into slots: have them open, too."""
+        """Open the slots into which a worker copies its piece of a sharded state.
+
+        The descriptors in ``holding`` may be closed after this returns.
+        """
 
     @abstractmethod
     def went_on(self, step: int) -> None:
-        """A live worker of this node has committed ``step`` steps: let go what others left and nobody can use."""
+        """Release old states of lost workers: a live worker has committed ``step`` steps."""
 
     def follow(self, plan: Plan) -> None:
-        """A membership: who copies whose state now."""
+        """Queue a new plan for the thread, which chooses sources or partners of copies by it."""
         self._orders.give(lambda: self._follow(plan))
 
     def ended(self, worker: str) -> None:
-        """No code of the worker runs any more: what it left is kept."""
+        """Queue the end of a worker: its state is kept if it is complete."""
         self._orders.give(lambda: self._ended(worker))
 
     def recall(self, number: int = 0) -> None:
-        """Tell the coordinator what can be read."""
+        """Queue an order to send the coordinator a list of all copies.
+
+        Args:
+            number: number of the coordinator's question, which the answer repeats.
+        """
         self._orders.give(lambda: self._recall(number))
 
     def carry_out(self, fault: str, act: InjectionAct) -> None:
-        """A fault wants something done to the copies that are kept here."""
+        """Queue an act of a fault on copies. Its outcome is passed to ``report``."""
         self._orders.give(lambda: self._acts.carry_out(self, fault, act))
 
+    @abstractmethod
+    def kept_copies(self, worker: str) -> list[KeptCopy]:
+        """Return the complete copies of ``worker``'s state or piece, in all tiers of the node."""
+
+    @abstractmethod
+    def lacks_copy(self, worker: str, step: int) -> bool:
+        """Return True if an act on copies of this step must wait, because they are on their way."""
+
+    @abstractmethod
+    def drop_copies(self, copies: list[KeptCopy]) -> None:
+        """Drop the given copies, so that no restore can use them."""
+
     def store(self, step: int) -> None:
-        """Store the state after ``step`` steps, too: when it is committed, or now if it is here."""
+        """Store the state after ``step`` steps, too, now or as soon as it is committed.
+
+        Does nothing in a job without a disk tier.
+        """
         if self._archive.saver is not None:
             self._orders.give(partial(self._store, self._archive.saver, step))
 
     def _store(self, saver: Saver, step: int) -> None:
+        """Add a step to those that are due, and offer its state if it is present."""
         saver.due.order(step)
         self._save_present(saver, step)
 
     def finish(self, timeout_s: float, *, last: bool, workers: tuple[str, ...]) -> None:
-        """The job is over. Waits.
+        """Wait for saves and uploads under way, because the job is over. Blocks the caller.
 
         Args:
-            timeout_s: what is being stored has so long to get there.
-            last: it has as long as it takes instead, and the state with which the job ended is stored, too.
-            workers: those of this node that were there at the end.
+            timeout_s: time limit of both together.
+            last: wait for as long as data is written or sent instead, and store the state with
+                which the job ended. Has no effect in a job without a disk tier.
+            workers: workers of this node at the end of the job.
         """
         saver = self._archive.saver
         if saver is None or not last:
@@ -124,55 +164,63 @@ class NodeKeeper(KeepsCopies, ABC):
             return
         offered: SimpleQueue[list[Portion]] = SimpleQueue()
         self._orders.give(lambda: offered.put(self._offer_last(saver, workers)))
-        self._archive.finish_last(leads=any(portion.leads for portion in offered.get()))
+        self._archive.finish_last(saver, leads=any(portion.leads for portion in offered.get()))
 
     def _offer_last(self, saver: Saver, workers: tuple[str, ...]) -> list[Portion]:
-        """Offer this node's part; nothing where it has no member any more, and knows an old plan only."""
+        """Offer this node's part of the last state for storing, and return it.
+
+        Return [] if the plan has none of ``workers``.
+        """
         members = self._plan.members if self._plan is not None else ()
-        portions = self._last() if any(member.worker in workers for member in members) else []
+        portions = (
+            self._last_portions() if any(member.worker in workers for member in members) else []
+        )
         for portion in portions:
             saver.offer(portion)
         return portions
 
-    def _refuse(self, step: int, error: Exception) -> None:
-        """A part of a state cannot be stored."""
+    def _record_failure(self, step: int, error: Exception) -> None:
+        """Record in the journal that a part of a state cannot be stored."""
         self._journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=str(error))
 
-    # -- the thread -----------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        """Carry out orders, and call the handlers of workers' events. Does not return."""
         while True:
-            bells = self._bells()
-            readable = await_readable([self._orders.wake, *bells])
-            if (
-                self._orders.wake in readable
-            ):  # first: what is ordered may be on the way of a recovery
+            handlers = self._event_handlers()
+            readable = await_readable([self._orders.wake, *handlers])
+            if self._orders.wake in readable:  # orders first, because a recovery may wait for one
                 self._orders.carry_out()
                 continue
-            for bell in readable:
-                os.eventfd_read(bell)
-                bells[bell]()
+            for event_fd in readable:
+                os.eventfd_read(event_fd)
+                handlers[event_fd]()
 
     @abstractmethod
-    def _bells(self) -> dict[int, Callable[[], None]]:
-        """Descriptors to listen to, with what to do when they ring."""
+    def _event_handlers(self) -> dict[int, Callable[[], None]]:
+        """Return the handler of each event descriptor of a worker that the thread waits for."""
 
     @abstractmethod
-    def _follow(self, plan: Plan) -> None: ...
+    def _follow(self, plan: Plan) -> None:
+        """Take over a plan, on the keeper's thread; see the subclasses."""
 
     @abstractmethod
-    def _ended(self, worker: str) -> None: ...
+    def _ended(self, worker: str) -> None:
+        """Keep or release the state of a worker that has ended, on the keeper's thread."""
 
     @abstractmethod
-    def _recall(self, number: int) -> None: ...
+    def _recall(self, number: int) -> None:
+        """Send the list of all copies to the coordinator, on the keeper's thread."""
 
     @abstractmethod
     def _save_present(self, saver: Saver, step: int) -> None:
-        """Offer this node's part of the state after ``step`` steps, if live workers hold that state now."""
+        """Offer this node's part of the state after ``step`` steps, if a live worker has it."""
 
     @abstractmethod
-    def _last(self) -> list[Portion]:
-        """This node's part of the state with which the job has ended, as ended workers have left it.
+    def _last_portions(self) -> list[Portion]:
+        """Return this node's part of the state with which the job has ended.
 
-        Its age is the step, and the newest membership: that is the same on all nodes.
+        Ended workers have left the state. Its age is its step and the newest generation, so it is
+        the same on all nodes.
         """

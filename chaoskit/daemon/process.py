@@ -1,8 +1,11 @@
-"""The process that keeps a node's copies, beside its agent.
+"""The keeper process of a node, which keeps copies of training states beside the agent.
 
-To copy, digest, send, receive and store takes the interpreter's lock now and then, and may wait for a CPU with it: in
-the agent's own process that would hold up its heartbeat. The agent forks this one and ends with it; so a node is lost
-as a whole, whichever of the two ends first.
+Copying, digesting, sending and storing take the interpreter's lock now and then, and may wait for a
+CPU with it. In the agent's own process that would delay its heartbeat. The agent forks this
+process, which ends with the agent, so a node is lost as a whole, whichever of the two ends first.
+
+-> ``daemon/client.py``: the agent's end. ``daemon/keeper_base.py``: the orders.
+-> ``daemon/link_probe.py`` and ``daemon/node_check.py``: tests that run in this process, too.
 """
 
 from __future__ import annotations
@@ -22,12 +25,11 @@ from chaoskit.config import RunConfig, disk_directory
 from chaoskit.daemon.keeper_base import NodeContext, NodeKeeper
 from chaoskit.daemon.link_probe import answer_tests, start_tests
 from chaoskit.daemon.node_check import start_checkup
-from chaoskit.daemon.partition_keeper import PieceKeeper
+from chaoskit.daemon.piece_keeper import PieceKeeper
 from chaoskit.daemon.protocol import Adopt, Ended, Finish, Finished, Order, WentOn, decode_order
-from chaoskit.daemon.replica_keeper import Keeper
+from chaoskit.daemon.replica_keeper import ReplicaKeeper
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
-from chaoskit.process.heartbeat_page import Board
 from chaoskit.process.linux import (
     await_readable,
     die_of,
@@ -36,6 +38,7 @@ from chaoskit.process.linux import (
     raise_priority,
     set_name,
 )
+from chaoskit.process.progress_board import Board
 from chaoskit.wire import frames
 from chaoskit.wire.injection_line import InjectionDoor, InjectionLine, dial
 from chaoskit.wire.messages import (
@@ -46,7 +49,7 @@ from chaoskit.wire.messages import (
     Message,
     Plan,
     Recall,
-    Store,
+    StoreStep,
 )
 
 NAME = "ck-keeper"
@@ -55,118 +58,140 @@ _DESCRIPTORS_MAX = 253  # the kernel's limit for one message
 
 
 @dataclass(frozen=True, slots=True)
-class Quarters:
-    """The node whose copies are to be kept."""
+class KeeperSpec:
+    """The node whose copies are to be kept, and its run.
+
+    Attributes:
+        token: secret of the run, which authenticates connections.
+        run_directory: directory of the run, which gets the journal of the keeper.
+        config: settings of the run.
+    """
 
     node: str
     host: str  # address under which other nodes reach this one
     token: str
     run_directory: str
     config: RunConfig
-    injection: InjectionDoor | None = None  # of a run with faults
+    injection: InjectionDoor | None = None  # None in a run without faults
 
 
 def start_keeper(
-    quarters: Quarters, door: socket.socket, others: Sequence[socket.socket]
+    spec: KeeperSpec, link_test_listener: socket.socket, others: Sequence[socket.socket]
 ) -> tuple[socket.socket, int]:
-    """Fork the process. To be called before this one has any other thread.
+    """Fork the keeper process, which serves until the agent ends.
+
+    Call this before this process has any other thread.
 
     Args:
-        door: listens where other nodes test their links to this one; closed here.
-        others: sockets of this process, which the keeper must not hold open.
+        spec: the node to serve.
+        link_test_listener: socket that listens for link tests of other nodes; closed in this
+            process.
+        others: sockets of this process that the keeper must not hold open.
 
     Returns:
-        Our end of the line to it, and the port where partners bring copies of pieces; 0 in a job of replicas.
+        This process's end of the connection to the keeper, and the port at which it accepts copies
+        of pieces; 0 in a job of replicas.
+
+    Raises:
+        OSError: if a sharded job has no port to listen at, or the process cannot be forked.
     """
-    mine, theirs = socket.socketpair()
-    listener = socket.create_server((quarters.host, 0)) if quarters.config.job.sharded else None
-    me = os.getpid()
+    agent_end, keeper_end = socket.socketpair()
+    listener = socket.create_server((spec.host, 0)) if spec.config.job.sharded else None
+    agent_pid = os.getpid()
     if os.fork() == 0:
-        _run(theirs, listener, door, quarters, me, (mine, *others))
-    theirs.close()
-    door.close()
+        _run(keeper_end, listener, link_test_listener, spec, agent_pid, (agent_end, *others))
+    keeper_end.close()
+    link_test_listener.close()
     if listener is None:
-        return mine, 0
+        return agent_end, 0
     with listener:
-        return mine, int(listener.getsockname()[1])
+        return agent_end, int(listener.getsockname()[1])
 
 
 def _run(
-    line: socket.socket,
+    agent_connection: socket.socket,
     listener: socket.socket | None,
-    door: socket.socket,
-    quarters: Quarters,
+    link_test_listener: socket.socket,
+    spec: KeeperSpec,
     agent_pid: int,
     others: Sequence[socket.socket],
 ) -> None:
-    """The life of the process. Does not return."""
+    """Run the keeper in the forked process, and end the process. Does not return."""
     try:
         die_with_parent(agent_pid)
-        for one in others:
-            one.close()
+        for agent_socket in others:
+            agent_socket.close()
         set_name(NAME)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _Service(line, listener, door, quarters).serve()
+        _Service(agent_connection, listener, link_test_listener, spec).serve()
     except ConnectionError:
         pass  # the agent is gone
-    except BaseException as error:  # noqa: BLE001 - a forked child must end here, whatever happened
+    except BaseException as error:  # noqa: BLE001 - a forked child must end here
         die_of(error)
     os._exit(0)
 
 
 class _Service:
-    """Takes the agent's orders from the line to the keeper, and the keeper's answers back."""
+    """Dispatches the agent's orders to the keeper, and sends the keeper's answers back."""
 
     def __init__(
         self,
-        line: socket.socket,
+        agent_connection: socket.socket,
         listener: socket.socket | None,
-        door: socket.socket,
-        quarters: Quarters,
+        link_test_listener: socket.socket,
+        spec: KeeperSpec,
     ) -> None:
-        self._line, self._sending = line, threading.Lock()
-        self._splitter = frames.Splitter(decode_order)
-        self._descriptors: deque[int] = deque()
-        self._quarters, node, config = quarters, quarters.node, quarters.config
-        # the agent's file, too: a record is one write
+        self._agent_connection, self._send_lock = agent_connection, threading.Lock()
+        self._splitter = frames.FrameSplitter(decode_order)
+        self._received_fds: deque[int] = deque()
+        self._spec, node, config = spec, spec.node, spec.config
+        # the agent writes to the same file, which is safe because a record is one write
         self._journal = Journal(
-            Path(quarters.run_directory) / "journal", node, role="keeper", node=node
+            Path(spec.run_directory) / "journal", node, role="keeper", node=node
         )
-        told = (self._tell, die_of, self._report)
-        context = NodeContext(node, quarters.host, quarters.token, config, self._journal, *told)
-        self._injection = dial(quarters.injection, node)
+        callbacks = (self._send, die_of, self._report)
+        context = NodeContext(node, spec.host, spec.token, config, self._journal, *callbacks)
+        self._injection = dial(spec.injection, node)
         self._keeper: NodeKeeper = (
-            Keeper(context) if listener is None else PieceKeeper(context, listener)
+            ReplicaKeeper(context) if listener is None else PieceKeeper(context, listener)
         )
-        answer_tests(quarters.token, door)
+        answer_tests(spec.token, link_test_listener)
         if config.health != "off":
-            # not in the agent: what holds up its interpreter looks like the loss of the node
-            start_checkup(
-                node, disk_directory(quarters.run_directory, node), config.device, self._tell
-            )
+            # not in the agent, where a delay of the interpreter looks like the loss of the node
+            start_checkup(node, disk_directory(spec.run_directory, node), config.device, self._send)
 
     def serve(self) -> None:
-        """Until the agent goes away."""
-        raise_priority()  # after all other threads were started: what is ordered may be on the way of a recovery
+        """Carry out the agent's orders until its end of the connection closes.
+
+        Most orders are only queued for the keeper's thread. The end is recorded in the journal.
+
+        Raises:
+            ChaoskitError: if the descriptors of an order were lost.
+            ConnectionError: if the connection fails.
+        """
+        raise_priority()  # not inherited by the other threads; a recovery may wait for an order
         while True:
             if self._injection is not None:
                 self._await_orders(self._injection)
             data, descriptors, flags, _ = socket.recv_fds(
-                self._line, _RECEIVE_BYTES, _DESCRIPTORS_MAX
+                self._agent_connection, _RECEIVE_BYTES, _DESCRIPTORS_MAX
             )
-            if flags & socket.MSG_CTRUNC:  # later orders would get what belongs to this one
-                raise ChaoskitError(f"{NAME} has no room for the files of a worker: {more_files()}")
+            if flags & socket.MSG_CTRUNC:  # later orders would get the descriptors of this one
+                raise ChaoskitError(f"{NAME} has too few file descriptors: {more_files()}")
             if not data:
                 self._journal.sign_off("its agent ended")
                 return
-            self._descriptors.extend(descriptors)
+            self._received_fds.extend(descriptors)
             for order in self._splitter.feed(data):
-                self._obey(order)
+                self._dispatch(order)
 
     def _await_orders(self, injection: InjectionLine) -> None:
-        """Until there is one of the agent, do what the harness orders."""
-        while self._line.fileno() not in (
-            ready := await_readable([self._line.fileno(), injection.fileno()])
+        """Carry out acts of faults until there is an order of the agent.
+
+        If the harness is gone, close the connection to it and return.
+        """
+        while self._agent_connection.fileno() not in (
+            ready := await_readable([self._agent_connection.fileno(), injection.fileno()])
         ):
             assert ready
             match injection.receive():
@@ -178,25 +203,29 @@ class _Service:
                     return
 
     def _report(self, report: ActReport) -> None:
-        """From any thread."""
+        """Send the report of an act to the harness, if it is connected. Called on any thread."""
         if (injection := self._injection) is not None:
             injection.send(report)
 
-    def _tell(self, message: Message) -> None:
-        """From any thread."""
+    def _send(self, message: Message) -> None:
+        """Send a message to the agent. Called on any thread.
+
+        If the agent is gone, end this process.
+        """
         try:
-            with self._sending:
-                frames.send(self._line, message)
+            with self._send_lock:
+                frames.send(self._agent_connection, message)
         except ConnectionError:
             os._exit(0)  # the agent is gone
 
-    def _obey(self, order: Order) -> None:
+    def _dispatch(self, order: Order) -> None:
+        """Call the keeper's method for an order, and send the answer that some orders have."""
         keeper = self._keeper
         match order:
             case Adopt():
                 self._adopt(order)
             case Holding():
-                fds = self._take(len(order.fds))
+                fds = self._take_descriptors(len(order.fds))
                 keeper.hold(msgspec.structs.replace(order, pid=os.getpid(), fds=fds))
                 _close(fds)
             case Plan():
@@ -207,29 +236,29 @@ class _Service:
                 keeper.recall(number)
             case WentOn(step):
                 keeper.went_on(step)
-            case Store(step):
+            case StoreStep(step):
                 keeper.store(step)
             case MeasureLinks():
-                start_tests(self._quarters.node, self._quarters.token, order, self._tell)
+                start_tests(self._spec.node, self._spec.token, order, self._send)
             case Finish(timeout_s, last, workers):
                 keeper.finish(timeout_s, last=last, workers=workers)
-                self._journal.sign_off(
-                    "the job ended"
-                )  # its agent ends as soon as it hears this, and it with that
-                self._tell(Finished())
+                # before the answer, after which the agent ends this process
+                self._journal.sign_off("the job ended")
+                self._send(Finished())
 
     def _adopt(self, order: Adopt) -> None:
-        page, bell = self._take(2)
-        arena = self._take(int(order.endpoint.arena_fd >= 0))
-        here = msgspec.structs.replace(
+        """Have the keeper map the board and the arena whose descriptors came with the order."""
+        page, bell = self._take_descriptors(2)
+        arena = self._take_descriptors(int(order.endpoint.arena_fd >= 0))
+        own_endpoint = msgspec.structs.replace(
             order.endpoint, pid=os.getpid(), arena_fd=arena[0] if arena else -1
         )
-        self._keeper.adopt(order.worker, here, Board(page, bell))
-        _close((page, *arena))  # the mappings are enough
+        self._keeper.adopt(order.worker, own_endpoint, Board(page, bell))
+        _close((page, *arena))  # the mappings stay
 
-    def _take(self, count: int) -> tuple[int, ...]:
-        """Descriptors that came with the order."""
-        return tuple(self._descriptors.popleft() for _ in range(count))
+    def _take_descriptors(self, count: int) -> tuple[int, ...]:
+        """Remove the next ``count`` received descriptors from the queue, and return them."""
+        return tuple(self._received_fds.popleft() for _ in range(count))
 
 
 def _close(fds: Sequence[int]) -> None:

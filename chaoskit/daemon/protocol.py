@@ -1,6 +1,10 @@
-"""What an agent and its keeper's process say to each other, on a socket that only these two have.
+"""Messages between an agent and its keeper process, on a socket that only these two have.
 
-Frames are those of :mod:`chaoskit.wire.frames`. Descriptors come with the first byte of the order that they belong to.
+Frames are those of :mod:`chaoskit.wire.frames`. Descriptors come with the first byte of their
+order.
+
+-> ``daemon/client.py``: the agent's end. ``daemon/process.py``: the keeper's end.
+-> ``wire/messages/``: the orders and answers that the coordinator sends or gets itself.
 """
 
 from __future__ import annotations
@@ -16,34 +20,39 @@ from chaoskit.wire.messages import (
     Plan,
     Recall,
     Sealed,
-    Store,
+    StoreStep,
 )
 
 
 class Adopt(Message, frozen=True):
-    """A worker is ready. Carries its board's page and bell, and its arena if ``endpoint`` names one."""
+    """The order to keep the state of a worker that is ready.
+
+    Carries the descriptors of its board's page and event, and of its arena if ``endpoint`` names
+    one.
+    """
 
     worker: str
     endpoint: Endpoint
 
 
 class Ended(Message, frozen=True):
-    """No code of the worker runs any more."""
+    """The note that no code of the worker runs any more."""
 
     worker: str
 
 
 class WentOn(Message, frozen=True):
-    """A live worker of this node has committed ``step`` steps."""
+    """The note that a live worker of this node has committed ``step`` steps."""
 
     step: int
 
 
 class Finish(Message, frozen=True):
-    """The job is over: what is being stored has so long to get there. Answered by :class:`Finished`.
+    """The order to finish saves and uploads, because the job is over.
 
-    ``last``: it has as long as it takes instead, and the state with which the job ended is stored, too.
-    ``workers``: those of this node that were there at the end; a plan with none of them is over.
+    Answered by :class:`Finished`. ``timeout_s`` is the time limit. If ``last`` is set there is no
+    limit, and the state with which the job ended is stored, too. ``workers`` are those of this node
+    at the end of the job; a plan without any of them is outdated.
     """
 
     timeout_s: float
@@ -52,10 +61,10 @@ class Finish(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """Nothing is being stored any more, or its time is up."""
+    """The answer to :class:`Finish`: nothing is being stored any more, or the time is up."""
 
 
-Order = Adopt | Holding | Plan | Ended | Recall | WentOn | Store | MeasureLinks | Finish
+Order = Adopt | Holding | Plan | Ended | Recall | WentOn | StoreStep | MeasureLinks | Finish
 Answer = Sealed | HealthReport | LinksMeasured | Finished
 
 decode_order = frames.decoder(Order)

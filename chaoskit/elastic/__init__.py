@@ -1,1 +1,1 @@
-"""Worlds that change their size: policies, decisions, learning rates that follow the batch, and the client of a run."""
+"""Worlds that change their size: policies, decisions, learning rates, and the client of a run."""

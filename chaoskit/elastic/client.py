@@ -1,9 +1,12 @@
-"""Speak to a job that trains: ``RunClient("chaoskit-runs/...").scale(6)``. Needs nothing but the directory of the run.
+"""Client of a job that trains: ``RunClient("chaoskit-runs/...").scale(6)``.
 
-The launcher of a run listens on loopback, and writes where, with a token, into a file that only its user can read.
-Whatever can send an HTTP request can do the same:
+It needs only the directory of the run. The launcher of a run listens on loopback, and writes its
+address and a token to a file that only its user can read. Any HTTP client can do the same:
 
     curl -H "Authorization: Bearer $TOKEN" -d '{"size": 6}' $URL/scale
+
+-> launcher/control_api.py answers; elastic/policy.py decides on a request. cli/training/scale.py:
+the command.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from chaoskit.nodename import require_node_name
 from chaoskit.plaintext import one_line
 from chaoskit.typed import named_path, typed_arguments
 
-#: In the directory of a run.
+#: Name of the file with the address, in the directory of a run.
 DOOR = "control.json"
 _ANSWER_S = 30.0
 _BODY_BYTES_MAX = 1 << 20
@@ -34,11 +37,11 @@ _T = TypeVar("_T")
 
 
 class Unanswered(HarnessError):
-    """The launcher of the run did not answer: the run is over, or it stands still."""
+    """The launcher of the run did not answer: the run is over, or the launcher is stopped."""
 
 
 class Door(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a launcher listens."""
+    """Address of a launcher, with its token and process."""
 
     url: str
     token: str
@@ -46,7 +49,13 @@ class Door(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RequestReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether a request was accepted, and why; ``nodes``: which a job of higher priority may have, once they left."""
+    """Reply to a request: accepted or refused, with the reason.
+
+    Attributes:
+        accepted: the request is carried out, at once or when there are nodes.
+        reason: the reason, in words, also of an accepted request.
+        nodes: nodes that a job of higher priority may have, once they have left.
+    """
 
     accepted: bool
     reason: str
@@ -54,12 +63,15 @@ class RequestReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorldState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How large a world is, and shall be.
+    """Present and intended size of a world.
 
     Attributes:
-        world: ranks that train together now. size: how many they shall be. wanted: how many were asked for, 0 for none.
-        nodes: that the world shall be of.
-        step: committed steps.
+        world: number of ranks that train together now.
+        size: number of ranks at which the run aims.
+        wanted: size that was asked for last, 0 for none.
+        nodes: nodes that the world will have.
+        generation: number of the membership.
+        step: number of committed steps.
     """
 
     world: int = 0
@@ -71,7 +83,7 @@ class WorldState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _BadRequest(msgspec.Struct, frozen=True):
-    """What a launcher answers to bad input."""
+    """Answer of a launcher to bad input."""
 
     field: str
     value: Any
@@ -82,10 +94,15 @@ class _BadRequest(msgspec.Struct, frozen=True):
 
 
 class RunClient:
-    """A run, by its directory.
+    """Client of a run, found by its directory.
+
+    A request that the run refuses returns a :class:`RequestReply` with ``accepted=False``. Each
+    method raises :class:`Unanswered` if no launcher answers, and BadInput for a value that is not
+    allowed.
 
     Raises:
-        BadInput: if nothing listens for it: it is over, or the directory is of no run.
+        BadInput: if the directory has no readable file with the address of a launcher: the run is
+            over, or the directory is not that of a run.
     """
 
     @typed_arguments
@@ -109,30 +126,37 @@ class RunClient:
             raise BadInput("run", str(path), remedy) from None
 
     def state(self) -> WorldState:
-        """How large the world is now."""
-        return self._told(WorldState, self._ask("world", None))
+        """Return the present and intended size of the world."""
+        return self._decoded(WorldState, self._ask("world", None))
 
     @typed_arguments
     def scale(self, size: int, asked_by: str = "") -> RequestReply:
-        """Ask for a world of ``size`` nodes."""
+        """Ask for a world of ``size`` nodes.
+
+        Args:
+            asked_by: the source of the request, for people; "" if it is not to be shown.
+        """
         return self._reply("scale", {"size": size, "asked_by": asked_by})
 
     @typed_arguments
     def drain(self, node: str, grace_s: float) -> RequestReply:
-        """Say that ``node`` will be removed in ``grace_s``."""
+        """Announce that ``node`` will be removed in ``grace_s`` seconds."""
         require_node_name("node", node)
         require_grace(grace_s)
         return self._reply("drain", {"node": node, "grace_s": grace_s})
 
     @typed_arguments
     def cancel_drain(self, node: str) -> RequestReply:
-        """Say that ``node`` stays after all, however it was announced to go."""
+        """Announce that ``node`` stays after all, in spite of any earlier notice."""
         require_node_name("node", node)
         return self._reply("cancel-drain", {"node": node})
 
     @typed_arguments
     def lend(self, nodes: int, job: str, grace_s: float) -> RequestReply:
-        """Let ``job``, of higher priority, have so many nodes within ``grace_s``."""
+        """Lend so many nodes to ``job``, of higher priority, within ``grace_s`` seconds.
+
+        The reply names the nodes, which may be fewer.
+        """
         require_grace(grace_s)
         return self._reply("lend", {"job": job, "nodes": nodes, "grace_s": grace_s})
 
@@ -141,17 +165,22 @@ class RunClient:
         """Take back the nodes that ``job`` has had."""
         return self._reply("return-nodes", {"job": job})
 
-    def _reply(self, act: str, fields: dict[str, Any]) -> RequestReply:
-        return self._told(RequestReply, self._ask(act, fields))
+    def _reply(self, action: str, fields: dict[str, Any]) -> RequestReply:
+        return self._decoded(RequestReply, self._ask(action, fields))
 
-    def _ask(self, act: str, fields: dict[str, Any] | None) -> bytes:
-        """The body of the answer, whether it grants or refuses. Raises BadInput and :class:`Unanswered`."""
+    def _ask(self, action: str, fields: dict[str, Any] | None) -> bytes:
+        """Send a request and return the body of the answer, whether it grants or refuses.
+
+        Raises:
+            BadInput: if the launcher finds a value that is not allowed.
+            Unanswered: if no launcher answers within 30 s, or another server does.
+        """
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({})
-        )  # it is on this machine
+        )  # the launcher is on this machine: no proxy
         try:
             request = urllib.request.Request(
-                f"{self._door.url}/{act}",
+                f"{self._door.url}/{action}",
                 data=None if fields is None else json.dumps(fields).encode(),
                 headers={"Authorization": f"Bearer {self._door.token}"},
             )
@@ -160,27 +189,31 @@ class RunClient:
         except urllib.error.HTTPError as error:
             body = _rest(error)
             if error.code == _BAD_REQUEST:
-                raise self._told(_BadRequest, body).error() from None
+                raise self._decoded(_BadRequest, body).error() from None
             if error.code == _CONFLICT:
                 return body
-            raise self._stranger(f"status {error.code}") from None
+            raise self._wrong_server(f"status {error.code}") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
-            told = f"{self._directory} does not answer at {self._door.url} ({one_line(str(error))})"
-            raise Unanswered(f"{told}: it is over, or its launcher stands still") from None
+            problem = (
+                f"{self._directory} does not answer at {self._door.url} ({one_line(str(error))})"
+            )
+            raise Unanswered(f"{problem}: it is over, or its launcher stands still") from None
 
-    def _told(self, kind: type[_T], body: bytes) -> _T:
+    def _decoded(self, kind: type[_T], body: bytes) -> _T:
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise self._stranger(str(error)) from None
+            raise self._wrong_server(str(error)) from None
 
-    def _stranger(self, why: str) -> Unanswered:
-        told = f"what answers at {self._door.url} is not the launcher of {self._directory} ({why})"
-        return Unanswered(f"{told}: the run is over; name another one by --run")
+    def _wrong_server(self, detail: str) -> Unanswered:
+        problem = (
+            f"what answers at {self._door.url} is not the launcher of {self._directory} ({detail})"
+        )
+        return Unanswered(f"{problem}: the run is over; name another one by --run")
 
 
 def _rest(error: urllib.error.HTTPError) -> bytes:
-    """The body of an answer that refuses, as far as it comes."""
+    """Return the body of an answer that refuses, or b"" if it does not arrive."""
     try:
         return bytes(error.read(_BODY_BYTES_MAX))
     except (OSError, http.client.HTTPException):
@@ -188,20 +221,22 @@ def _rest(error: urllib.error.HTTPError) -> bytes:
 
 
 def require_grace(grace_s: float) -> None:
-    """Raises BadInput if nobody can wait so long."""
+    """Raise BadInput unless ``grace_s`` is a finite time of 0 or more."""
     if not 0 <= grace_s < math.inf:
         raise BadInput("grace_s", grace_s, "use a number of seconds, 0 or more")
 
 
 def newest_live_run(directory: Path = Path("chaoskit-runs")) -> Path:
-    """The run below ``directory`` that was begun last, of those whose launcher lives.
+    """Return the directory of the newest run below ``directory`` with a live launcher.
+
+    The newest run is the one that has begun to listen last.
 
     Raises:
-        BadInput: if there is none.
+        BadInput: if no run has a live launcher.
     """
     doors = sorted(directory.glob(f"*/{DOOR}"), key=_written_ns, reverse=True)
     for path in doors:
-        with contextlib.suppress(OSError, msgspec.DecodeError):  # it has just ended, or is damaged
+        with contextlib.suppress(OSError, msgspec.DecodeError):  # just ended, or damaged
             if Path(f"/proc/{msgspec.json.decode(path.read_bytes(), type=Door).pid}").exists():
                 return path.parent
     raise BadInput(
@@ -210,13 +245,19 @@ def newest_live_run(directory: Path = Path("chaoskit-runs")) -> Path:
 
 
 def _written_ns(path: Path) -> int:
-    with contextlib.suppress(OSError):  # its run has just ended
+    with contextlib.suppress(OSError):  # the run has just ended
         return path.stat().st_mtime_ns
     return 0
 
 
 def open_door(directory: Path, door: Door) -> Path:
-    """Write where a launcher listens, for its user alone; whoever waits for the file finds it whole."""
+    """Write the address of a launcher to a file that only its user can read, and return its path.
+
+    The file appears at once and complete.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
     path = directory / DOOR
     draft = path.with_suffix(f".{os.getpid()}")
     draft.unlink(missing_ok=True)

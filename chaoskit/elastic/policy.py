@@ -1,62 +1,74 @@
-"""How large the world shall be, and who is in it: a state machine without a clock.
+"""Size and nodes of the world: a state machine without a clock.
 
-``handle(event, now_s)`` answers with decisions, each with its reason for the journal; ``next_s()`` says when it wants
-a :class:`Tick`. Whoever carries the decisions out tells what came of it: :class:`Left`, :class:`Lost`.
+Each method that reports an event, or passes a request, returns the decisions that follow, each with
+its reason for the journal. ``next_s()`` returns the time at which :meth:`PolicyWorld.tick` is due.
+The caller carries the decisions out and reports the results: :meth:`PolicyWorld.node_left`,
+:meth:`PolicyWorld.node_lost`.
+
+-> coordinator/membership/elasticity.py: the caller in a run; elastic/settings.py: the settings.
+coordinator/membership/next_world.py: which workers of the nodes get a rank. elastic/scaling.py: the
+learning rate that follows the size.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from chaoskit.elastic.events import (
-    Answer,
-    Arrived,
-    Decision,
-    Demand,
-    Event,
-    Evict,
-    Leave,
-    Left,
-    Lost,
-    Notice,
-    NoticeCancelled,
-    Resize,
-    Returned,
-    Scale,
-    Tick,
-)
+from chaoskit.elastic.decisions import Answer, Decision, Evict, Leave, ResizeWorld
 from chaoskit.elastic.settings import ElasticPolicy, validate_policy
 from chaoskit.errors import BadInput
 from chaoskit.plaintext import plural
 
-#: Of a notice's time: a world too small without the node keeps it for this share of it, and then it must leave; ...
+#: Shares of the time of a notice. A world that is too small without the node keeps it so long; ...
 _HOLD_SHARE = 0.5
-#: ... a node that has not left by this share is made to, so that it is out before the machine is, ...
+#: ... a node that has not left is evicted at this share, so that it is out before the machine is;
+#: ...
 _DRAIN_SHARE = 0.8
-#: ... and its workers may say goodbye until this share.
+#: ... and its workers may run for their own preparations until this share.
 _FAREWELL_SHARE = 0.9
 
 
 @dataclass(slots=True)
 class _Node:
+    """A node that exists, in the world or not.
+
+    Attributes:
+        cost: cost of its leaving; the least costly nodes leave first.
+        arrival: number of its arrival, from 1.
+        member: it is in the world.
+        lent_to: the job of higher priority that has it; "" for none.
+        leave_by_s: time of its eviction; infinity if it is not to leave.
+        hold_until_s: time until which a world that is too small keeps it in spite of a notice;
+            infinity without a notice.
+        drain_by_s: time of its eviction by a notice; infinity without a notice.
+        farewell_by_s: time until which evicted workers may run on by a notice.
+    """
+
     cost: float
     arrival: int
     member: bool = False
     lent_to: str = ""
-    leave_by_s: float = math.inf  # finite: it is leaving
-    hold_until_s: float = math.inf  # finite: it had a notice
+    leave_by_s: float = math.inf
+    hold_until_s: float = math.inf
     drain_by_s: float = math.inf
     farewell_by_s: float = -math.inf
 
 
-class World:
-    """Sizes and members of a job's world.
+class PolicyWorld:
+    """Size and members of a job's world.
+
+    Its times come from the caller, in seconds on one clock.
 
     Args:
-        policy: checked again.
-        nodes: that are there at the start; the first :class:`Tick` takes as many as are allowed.
+        policy: the policy, which is validated again.
+        nodes: nodes that exist at the start; the first :meth:`tick` takes as many as are
+            allowed.
+
+    Attributes:
+        size: number of nodes of the world; 0 while it waits for enough nodes.
+        target: the size to aim at, from the last request; the largest one before.
 
     Raises:
         BadInput: see :func:`chaoskit.elastic.settings.validate_policy`.
@@ -71,10 +83,10 @@ class World:
         self._arrivals = 0
         self._snoozed_until_s = -math.inf
         self._room_since_s: float | None = None
-        self._vacant = 0
+        self._vacant_places = 0
         self._vacant_until_s = math.inf
         for node in nodes:
-            self._arrive(Arrived(node))
+            self._add(node)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -83,170 +95,221 @@ class World:
 
     @property
     def lent(self) -> dict[str, str]:
-        """The nodes that jobs of higher priority have, each with its job."""
+        """The nodes that jobs of higher priority have -> their jobs."""
         return {name: node.lent_to for name, node in self._nodes.items() if node.lent_to}
 
     def next_s(self) -> float:
-        """When to call with a :class:`Tick`; infinity for never."""
+        """Return the time at which :meth:`tick` is due; infinity for never."""
         moments = [node.leave_by_s for node in self._nodes.values()]
         moments += [node.hold_until_s for node in self._nodes.values() if node.member]
-        if self._vacant:
+        if self._vacant_places:
             moments.append(self._vacant_until_s)
         if self._room_since_s is not None:
             moments.append(self._growth_s(self._room_since_s))
         return min(moments, default=math.inf)
 
-    def handle(self, event: Event, now_s: float) -> list[Decision]:
-        """What follows from ``event``; ``now_s`` never falls.
+    # -- events and requests -----------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> list[Decision]:
+        """Return the decisions that are due at ``now_s``, without any other event."""
+        return self._decide("", now_s)
+
+    def scale(self, request: str, size: int, asked_by: str, now_s: float) -> list[Decision]:
+        """Aim at a world of ``size`` nodes from now on, as far as there are as many.
+
+        The first decision is the :class:`Answer` to ``request``. It is a refusal if ``size`` is not
+        among the sizes of the policy.
+
+        Args:
+            request: unique name of the request, for the answer.
+            asked_by: the source of the request, for the reason of a resize; "" for none.
+        """
+        cause = f"{asked_by or 'a request'} asked for {plural(size, 'node')}"
+        return [self._scale(request, size, now_s), *self._decide(cause, now_s)]
+
+    def node_arrived(self, name: str, now_s: float, cost: float = 0.0) -> list[Decision]:
+        """Take in a node that can be used. A known node is not lent any more.
+
+        ``cost``: cost of its leaving; the least costly nodes leave first.
+        """
+        self._add(name, cost)
+        return self._decide(f"{name} arrived", now_s)
+
+    def node_lost(self, name: str, now_s: float) -> list[Decision]:
+        """Remove a node, with or without a request to leave.
+
+        The place of a member is kept for a replacement, for ``faulty_scale_down_timeout_s``.
+        """
+        node = self._nodes.pop(name, None)
+        if node is not None and node.member:
+            if not self._vacant_places:
+                self._vacant_until_s = now_s + self.policy.faulty_scale_down_timeout_s
+            self._vacant_places += 1
+        return self._decide(f"{name} was lost", now_s)
+
+    def node_left(self, name: str, now_s: float) -> list[Decision]:
+        """Note that a node has left the world as requested. It still exists, and can be used."""
+        if name in self._nodes:
+            self._nodes[name].leave_by_s = math.inf
+        return self._decide(f"{name} has left", now_s)
+
+    def notice(self, name: str, deadline_s: float, now_s: float) -> list[Decision]:
+        """Have a node leave that will be taken away at ``deadline_s``.
+
+        A world that would be too small without the node keeps it for half of that time. An unknown
+        node is ignored.
+        """
+        return self._decide(
+            f"{name} will be taken away",
+            now_s,
+            hurried_leaves=self._notice(name, deadline_s, now_s),
+        )
+
+    def cancel_notice(self, name: str, now_s: float) -> list[Decision]:
+        """Keep a node that is not taken away after all. It may be used again at once.
+
+        A node without a notice is unchanged.
+        """
+        node = self._nodes.get(name)
+        if node is not None and node.hold_until_s < math.inf:
+            node.hold_until_s, node.drain_by_s, node.farewell_by_s = math.inf, math.inf, -math.inf
+            if not node.lent_to:
+                node.leave_by_s = math.inf
+            # the node is no new capacity
+            self._room_since_s = now_s - self.policy.scaling_timeout_s
+        return self._decide(f"{name} is not taken away after all", now_s)
+
+    def lend(
+        self, request: str, job: str, nodes: int, grace_s: float, now_s: float
+    ) -> list[Decision]:
+        """Lend so many nodes to a job of higher priority, which waits for them up to ``grace_s``.
+
+        The first decision is the :class:`Answer` to ``request``. It may name fewer nodes: the
+        smallest world goes on. Without any node, it is a refusal.
 
         Raises:
-            BadInput: for an event that makes no sense, such as a demand for no nodes.
+            BadInput: for fewer than 1 node, and for a grace below 0.
         """
-        decisions: list[Decision] = []
-        hurried: list[Leave] = []
-        leave_by_s = now_s + self.policy.graceful_shutdown_timeout_s
-        match event:
-            case Scale():
-                cause = f"{event.asked_by or 'a request'} asked for {plural(event.size, 'node')}"
-                decisions.append(self._scale(event, now_s))
-            case Arrived():
-                cause = f"{event.node} arrived"
-                self._arrive(event)
-            case Lost():
-                cause = f"{event.node} was lost"
-                self._lose(event.node, now_s)
-            case Left():
-                cause = f"{event.node} has left"
-                if event.node in self._nodes:
-                    self._nodes[event.node].leave_by_s = math.inf
-            case Notice():
-                cause = f"{event.node} will be taken away"
-                hurried = self._notice(event, now_s)
-            case NoticeCancelled():
-                cause = f"{event.node} is not taken away after all"
-                self._take_back(event.node, now_s)
-            case Demand():
-                cause = f"{event.job} has priority"
-                leave_by_s = min(leave_by_s, now_s + event.grace_s)
-                decisions.append(self._lend(event))
-            case Returned():
-                cause = f"{event.job} gave its nodes back"
-                for node in self._nodes.values():
-                    if node.lent_to == event.job:
-                        node.lent_to = ""
-            case Tick():
-                cause = ""
-        decisions += self._evict(now_s)  # first: a node that is out may be in the next world
-        decisions += self._replan(cause, hurried, leave_by_s, now_s)
-        return decisions + self._evict(now_s)  # those who were given no time
+        reply = self._lend(request, job, nodes, grace_s)
+        return [reply, *self._decide(f"{job} has priority", now_s, grace_s=grace_s)]
 
-    # -- events ---------------------------------------------------------------------------------------------------
+    def give_back(self, job: str, now_s: float) -> list[Decision]:
+        """Take back all nodes that ``job`` has."""
+        for node in self._nodes.values():
+            if node.lent_to == job:
+                node.lent_to = ""
+        return self._decide(f"{job} gave its nodes back", now_s)
 
-    def _arrive(self, event: Arrived) -> None:
-        known = self._nodes.get(event.node)
-        if known is None:
+    def _add(self, name: str, cost: float = 0.0) -> None:
+        node = self._nodes.get(name)
+        if node is None:
             self._arrivals += 1
-            self._nodes[event.node] = _Node(event.cost, self._arrivals)
+            self._nodes[name] = _Node(cost, self._arrivals)
         else:
-            known.cost, known.lent_to = event.cost, ""
+            node.cost, node.lent_to = cost, ""
 
-    def _lose(self, name: str, now_s: float) -> None:
-        node = self._nodes.pop(name, None)
-        if node is None or not node.member:
-            return
-        if not self._vacant:
-            self._vacant_until_s = now_s + self.policy.faulty_scale_down_timeout_s
-        self._vacant += 1
+    def _notice(self, name: str, deadline_s: float, now_s: float) -> list[Leave]:
+        """Set the times of a notice.
 
-    def _notice(self, event: Notice, now_s: float) -> list[Leave]:
-        """The node's new time to leave, if it is leaving already."""
-        node = self._nodes.get(event.node)
+        Return the new time to leave of a node that leaves already, if it is earlier; else an empty
+        list. An unknown node changes nothing.
+        """
+        node = self._nodes.get(name)
         if node is None:
             return []
-        left_s = max(0.0, event.deadline_s - now_s)
-        node.hold_until_s = min(node.hold_until_s, now_s + _HOLD_SHARE * left_s)
-        if now_s + _DRAIN_SHARE * left_s < node.drain_by_s:
+        remaining_s = max(0.0, deadline_s - now_s)
+        node.hold_until_s = min(node.hold_until_s, now_s + _HOLD_SHARE * remaining_s)
+        if now_s + _DRAIN_SHARE * remaining_s < node.drain_by_s:
             node.drain_by_s, node.farewell_by_s = (
-                now_s + _DRAIN_SHARE * left_s,
-                now_s + _FAREWELL_SHARE * left_s,
+                now_s + _DRAIN_SHARE * remaining_s,
+                now_s + _FAREWELL_SHARE * remaining_s,
             )
         if not node.drain_by_s < node.leave_by_s < math.inf:
             return []
         node.leave_by_s = node.drain_by_s
-        return [Leave(event.node, node.drain_by_s)]
+        return [Leave(name, node.drain_by_s)]
 
-    def _take_back(self, name: str, now_s: float) -> None:
-        """There was a notice, and the node stays: it may be used again, at once."""
-        node = self._nodes.get(name)
-        if node is None or node.hold_until_s == math.inf:
-            return
-        node.hold_until_s, node.drain_by_s, node.farewell_by_s = math.inf, math.inf, -math.inf
-        if not node.lent_to:
-            node.leave_by_s = math.inf
-        self._room_since_s = now_s - self.policy.scaling_timeout_s  # it is no new capacity
-
-    def _scale(self, event: Scale, now_s: float) -> Answer:
-        if event.size not in self.policy.sizes:
+    def _scale(self, request: str, size: int, now_s: float) -> Answer:
+        if size not in self.policy.sizes:
             return Answer(
-                event.request,
+                request,
                 False,
-                f"{event.size} is no allowed size: use {self.policy.sizes_in_words}",
+                f"{size} is no allowed size: use {self.policy.sizes_in_words}",
             )
-        self.target = event.size
+        self.target = size
         room = self.policy.fit(min(self.target, len(self._usable(now_s))))
-        if room < event.size:
-            return Answer(
-                event.request, True, f"there is room for {room}: it grows when nodes come"
-            )
+        if room < size:
+            return Answer(request, True, f"there is room for {room}: it grows when nodes come")
         if room > self.size:
-            self._room_since_s = now_s - self.policy.scaling_timeout_s  # who asks has waited enough
+            self._room_since_s = now_s - self.policy.scaling_timeout_s  # no waiting
             if self.size and now_s < self._snoozed_until_s:
                 return Answer(
-                    event.request,
+                    request,
                     True,
                     f"it grows in {self._snoozed_until_s - now_s:g} s: it has just grown",
                 )
-        return Answer(event.request, True, f"its size will be {event.size}")
+        return Answer(request, True, f"its size will be {size}")
 
-    def _lend(self, event: Demand) -> Answer:
-        if event.nodes < 1:
-            raise BadInput("nodes", event.nodes, "ask for 1 or more")
-        if not event.grace_s >= 0:
-            raise BadInput("grace_s", event.grace_s, "use 0 or more")
+    def _lend(self, request: str, job: str, nodes: int, grace_s: float) -> Answer:
+        if nodes < 1:
+            raise BadInput("nodes", nodes, "ask for 1 or more")
+        if not grace_s >= 0:
+            raise BadInput("grace_s", grace_s, "use 0 or more")
         healthy = [node for node in self._nodes.values() if self._healthy(node)]
-        # The smallest world must go on, unless it cannot already.
-        free = max(0, len(healthy) - self.policy.sizes[0]) if self.size else len(healthy)
+        # the smallest world must go on, unless it cannot already
+        lendable_count = max(0, len(healthy) - self.policy.sizes[0]) if self.size else len(healthy)
         cheapest = sorted(healthy, key=lambda node: (node.member, node.cost, -node.arrival))[
-            : min(free, event.nodes)
+            : min(lendable_count, nodes)
         ]
         for node in cheapest:
-            node.lent_to = event.job
+            node.lent_to = job
         names = tuple(
-            name for name, node in self._nodes.items() if any(node is one for one in cheapest)
+            name for name, node in self._nodes.items() if any(node is cheap for cheap in cheapest)
         )
-        if len(names) < event.nodes:
-            rest = (
-                f"only {len(names)} of {event.nodes}: the smallest world is {self.policy.sizes[0]}"
-            )
-            return Answer(event.request, bool(names), rest, names)
-        return Answer(event.request, True, f"{', '.join(names)}: yours once they have left", names)
+        if len(names) < nodes:
+            rest = f"only {len(names)} of {nodes}: the smallest world is {self.policy.sizes[0]}"
+            return Answer(request, bool(names), rest, names)
+        return Answer(request, True, f"{', '.join(names)}: yours once they have left", names)
 
-    # -- decisions ------------------------------------------------------------------------------------------------
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def _decide(
+        self,
+        cause: str,
+        now_s: float,
+        *,
+        grace_s: float = math.inf,
+        hurried_leaves: Sequence[Leave] = (),
+    ) -> list[Decision]:
+        """Return the decisions that follow from the nodes and requests as they are now.
+
+        Args:
+            cause: the first part of the reason; "" if a wait has ended.
+            grace_s: the time that leaving nodes get, if it is below that of the policy.
+            hurried_leaves: new times to leave of nodes that leave already.
+        """
+        leave_by_s = now_s + min(self.policy.graceful_shutdown_timeout_s, grace_s)
+        decisions = self._evict(now_s)  # before the plan: an evicted node may be in the next world
+        decisions += self._replan(cause, list(hurried_leaves), leave_by_s, now_s)
+        return decisions + self._evict(now_s)  # nodes that were given no time to leave
 
     def _healthy(self, node: _Node) -> bool:
         return not node.lent_to and node.leave_by_s == math.inf and node.hold_until_s == math.inf
 
     def _usable(self, now_s: float) -> list[str]:
-        """The nodes that can be in the world, best first. Those with a notice only if it could not train without."""
-        usable = [name for name, node in self._nodes.items() if self._healthy(node)]
-        if not self.policy.fit(len(usable)):
-            usable += [
+        """Return the nodes that can be in the world, best first.
+
+        Nodes with a notice count only if the world could not train without them.
+        """
+        usable_nodes = [name for name, node in self._nodes.items() if self._healthy(node)]
+        if not self.policy.fit(len(usable_nodes)):
+            usable_nodes += [
                 name
                 for name, node in self._nodes.items()
                 if node.member and not node.lent_to and now_s < node.hold_until_s < math.inf
             ]
-        # Members stay before others come; of the members the costly ones, of the others those that came first.
-        return sorted(usable, key=lambda name: self._worth(self._nodes[name]), reverse=True)
+        # members come before others: the costly ones first, of the others those that came first
+        return sorted(usable_nodes, key=lambda name: self._worth(self._nodes[name]), reverse=True)
 
     def _worth(self, node: _Node) -> tuple[bool, bool, float, int]:
         healthy = node.hold_until_s == math.inf
@@ -255,59 +318,71 @@ class World:
     def _growth_s(self, since_s: float) -> float:
         return max(since_s + self.policy.scaling_timeout_s, self._snoozed_until_s)
 
-    def _next_size(self, usable: int, now_s: float) -> int:
-        best = self.policy.fit(min(usable, self.target))
-        if best <= self.size:
+    def _next_size(self, usable_count: int, now_s: float) -> int:
+        """Return the size of the world with ``usable_count`` nodes.
+
+        It grows only after the waits of the policy, and shrinks only once the places of lost
+        members are no longer kept.
+        """
+        best_size = self.policy.fit(min(usable_count, self.target))
+        if best_size <= self.size:
             self._room_since_s = None
         if not self.size:
-            return best
-        if best > self.size:
+            return best_size
+        if best_size > self.size:
             if self._room_since_s is None:
                 self._room_since_s = now_s
-            return best if now_s >= self._growth_s(self._room_since_s) else self.size
-        waits = now_s < self._vacant_until_s and usable + self._vacant >= self.size <= self.target
-        return self.size if waits else best
+            return best_size if now_s >= self._growth_s(self._room_since_s) else self.size
+        keeps_places = (
+            now_s < self._vacant_until_s
+            and usable_count + self._vacant_places >= self.size <= self.target
+        )
+        return self.size if keeps_places else best_size
 
     def _replan(
-        self, cause: str, hurried: list[Leave], leave_by_s: float, now_s: float
+        self, cause: str, hurried_leaves: list[Leave], leave_by_s: float, now_s: float
     ) -> list[Decision]:
-        usable = self._usable(now_s)
-        old_size, old = self.size, set(self.members)
-        self.size = self._next_size(len(usable), now_s)
+        """Choose size and members anew. Return the resize in a list, or none if nothing changes."""
+        usable_nodes = self._usable(now_s)
+        old_size, old_members = self.size, set(self.members)
+        self.size = self._next_size(len(usable_nodes), now_s)
         if self.size > old_size:
             self._room_since_s = None
             self._snoozed_until_s = now_s + self.policy.scale_up_snooze_time_s
-        new = set(usable[: self.size])
-        self._vacant = min(self._vacant, self.size - len(new))
-        if not self._vacant:
+        new_members = set(usable_nodes[: self.size])
+        self._vacant_places = min(self._vacant_places, self.size - len(new_members))
+        if not self._vacant_places:
             self._vacant_until_s = math.inf
-        leaves, swap_by_s = list(hurried), None
-        for name in sorted(old - new):
+        leaves, swap_by_s = list(hurried_leaves), None
+        for name in sorted(old_members - new_members):
             node = self._nodes[name]
             node.member, node.leave_by_s = False, min(leave_by_s, node.drain_by_s)
             leaves.append(Leave(name, node.leave_by_s))
-            if new - old:
+            if new_members - old_members:
                 hold_s = min(node.hold_until_s, now_s + _HOLD_SHARE * (node.leave_by_s - now_s))
                 swap_by_s = hold_s if swap_by_s is None else min(hold_s, swap_by_s)
-        for name in new:
+        for name in new_members:
             self._nodes[name].member = True
-        if self.size == old_size and new == old and not hurried:
+        if self.size == old_size and new_members == old_members and not hurried_leaves:
             return []
-        joins = tuple(name for name in self.members if name not in old)
+        joins = tuple(name for name in self.members if name not in old_members)
         reason = _resize_sentence(cause, old_size, self.size)
-        return [Resize(self.size, self.members, joins, tuple(leaves), reason, swap_by_s)]
+        return [ResizeWorld(self.size, self.members, joins, tuple(leaves), reason, swap_by_s)]
 
     def _evict(self, now_s: float) -> list[Decision]:
-        """Ends the stay of nodes whose time to leave is over."""
-        late = [name for name, node in self._nodes.items() if node.leave_by_s <= now_s]
-        for name in late:
+        """Evict the nodes that have used up their time to leave."""
+        late_nodes = [name for name, node in self._nodes.items() if node.leave_by_s <= now_s]
+        for name in late_nodes:
             self._nodes[name].leave_by_s = math.inf
-        by_s = {name: max(now_s, self._nodes[name].farewell_by_s) for name in late}
-        return [Evict(name, "it has not left in time", by_s[name]) for name in late]
+        by_s = {name: max(now_s, self._nodes[name].farewell_by_s) for name in late_nodes}
+        return [Evict(name, "it has not left in time", by_s[name]) for name in late_nodes]
 
 
 def _resize_sentence(cause: str, before: int, after: int) -> str:
-    """``node2 was lost, so the world changes from 4 nodes to 3``. ``cause`` is empty where a wait ended."""
+    """Return a sentence such as ``node2 was lost, so the world changes from 4 nodes to 3``.
+
+    ``cause`` is empty if a wait has ended.
+    """
     if not cause and not before:
         cause = "enough nodes are there"
     elif not cause:

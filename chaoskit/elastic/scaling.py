@@ -1,12 +1,15 @@
-"""Learning rates of a job whose batch follows the world.
+"""Learning rates of a job with a batch that depends on the size of the world.
 
-    scaling = BatchScaler("square-root", Hyperparameters(lr=3e-4, batch=256, betas=(0.9, 0.95), eps=1e-8))
+    scaling = BatchScaler("square-root", Hyperparameters(lr=3e-4, batch=256, betas=(0.9, 0.95),
+    eps=1e-8))
     scaling.change(step=1000, batch=128)                      # half of the world left
-    with scaling.apply(optimizer, step=1000):                 # the user's own values are back afterwards
+    with scaling.apply(optimizer, step=1000):                 # restores the user's values
         optimizer.step()
-    scaling.at(1000)                                          # what the journal says of the step
+    scaling.at(1000)                                          # values of the step
 
 A job that keeps its global batch needs none of this: its numbers do not change with the world.
+
+-> runtime/state/batch_follows_world.py applies it in a trainer; config.py: the setting ``follow``.
 """
 
 from __future__ import annotations
@@ -26,14 +29,14 @@ FACTOR_MAX = 32.0
 
 
 class Hyperparameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an optimizer works with at one batch size.
+    """Hyper-parameters of an optimizer at one batch size.
 
     Args:
         lr: learning rate.
         batch: samples per step, over all ranks.
         betas: decay of the first and the second moment, of Adam and its kin; None for SGD.
-        eps: what is added to the root of the second moment; None for SGD.
-        decay: decoupled weight decay, as AdamW has it; an L2 term of the loss is none.
+        eps: constant that is added to the root of the second moment; None for SGD.
+        decay: decoupled weight decay, as in AdamW; an L2 term of the loss does not count.
     """
 
     lr: float
@@ -44,11 +47,12 @@ class Hyperparameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ScalingRule(NamedTuple):
-    """How hyper-parameters follow the batch.
+    """Rule by which hyper-parameters follow the batch.
 
     Attributes:
-        rate: what the learning rate is multiplied by when the batch is multiplied by a factor.
-        adjust: what else changes, for a factor; the learning rate and the batch are left as they are.
+        rate: returns the multiplier of the learning rate for a factor on the batch.
+        adjust: returns the other values for a factor; learning rate and batch stay as they are. It
+            raises BadInput for values that the rule does not cover.
     """
 
     rate: Callable[[float], float]
@@ -56,14 +60,15 @@ class ScalingRule(NamedTuple):
 
 
 def linear(base: Hyperparameters, factor: float) -> Hyperparameters:
-    """SGD: ``lr * k``; momentum stays.
+    """Return ``base`` unchanged: the linear rule for SGD multiplies only the learning rate.
 
-    Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", sections 2.1 and 3. Their
-    momentum correction is not needed: torch's SGD multiplies the momentum buffer by the rate, and keeps no rate in it.
-    Weight decay stays, too: a step decays by ``lr * decay``, so samples decay the weights as before.
+    Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour",
+    sections 2.1 and 3. Their momentum correction is not needed: torch's SGD multiplies the momentum
+    buffer by the rate, and keeps no rate in it. Weight decay stays, too: a step decays by ``lr *
+    decay``, so samples decay the weights as before.
 
     Raises:
-        BadInput: for Adam and its kin, whose step does not grow with the gradient.
+        BadInput: for Adam and its kin, because their step does not grow with the gradient.
     """
     if base.betas is not None:
         raise BadInput(
@@ -75,17 +80,22 @@ def linear(base: Hyperparameters, factor: float) -> Hyperparameters:
 
 
 def square_root(base: Hyperparameters, factor: float) -> Hyperparameters:
-    """Adam: ``lr * sqrt(k)``, ``beta = 1 - k (1 - beta)`` for both, ``eps / sqrt(k)``.
+    """Return the values of ``base`` under the square root rule for Adam, except the learning rate.
 
-    Source: Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", definition of the
-    square root scaling rule for Adam. Gradient noise falls with ``1 / sqrt(batch)``; time in their equation is
-    ``lr**2`` a step. Its constants are ``lr**2 / batch``, ``(1 - beta) / batch`` and ``lr * eps``: the rule keeps them.
+    The rule uses ``lr * sqrt(k)``, ``beta = 1 - k (1 - beta)`` for both betas, and
+    ``eps / sqrt(k)``. Here ``k`` is ``factor``; the learning rate is multiplied elsewhere.
 
-    Decoupled weight decay is multiplied by ``sqrt(k)``. This is ours, from the same equation: a step decays the
-    weights by ``lr * decay``, and a sample shall decay them as before.
+    Source: Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms",
+    definition of the square root scaling rule for Adam. Gradient noise falls with ``1 /
+    sqrt(batch)``; time in their equation is ``lr**2`` a step. Its constants are ``lr**2 / batch``,
+    ``(1 - beta) / batch`` and ``lr * eps``: the rule keeps them.
+
+    Decoupled weight decay is multiplied by ``sqrt(k)``. The source does not have this part; it
+    follows from the same equation: a step decays the weights by ``lr * decay``, and a sample shall
+    decay them as before.
 
     Raises:
-        BadInput: for SGD, and where a beta would not stay above 0.
+        BadInput: for SGD, and if a beta would not stay above 0.
     """
     if base.betas is None or base.eps is None:
         raise BadInput(
@@ -103,7 +113,7 @@ def square_root(base: Hyperparameters, factor: float) -> Hyperparameters:
 
 
 def none(base: Hyperparameters, factor: float) -> Hyperparameters:
-    """Nothing follows the batch: the user takes care of it."""
+    """Leave all values as they are: the user adapts them to the batch."""
     return base
 
 
@@ -115,7 +125,10 @@ RULES: dict[str, ScalingRule] = {
 
 
 class Change(NamedTuple):
-    """From this step on, a step takes ``batch`` samples; the rate's multiplier was ``multiplier_before``."""
+    """Change of the batch: from ``step`` on, a step takes ``batch`` samples.
+
+    The multiplier of the rate before it was ``multiplier_before``.
+    """
 
     step: int
     batch: int
@@ -123,14 +136,14 @@ class Change(NamedTuple):
 
 
 class Effective(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step works with: for the journal.
+    """Effective values of a step, for the journal.
 
     Args:
-        step: which.
-        samples: per step, over all ranks.
-        factor: of the batch, against the base.
-        multiplier: of the learning rate, against the user's own schedule.
-        values: the base's hyper-parameters at this step.
+        step: number of the step.
+        samples: number of samples of the step, over all ranks.
+        factor: ratio of the batch to that of the base.
+        multiplier: ratio of the learning rate to that of the user's own schedule.
+        values: the hyper-parameters of the base, scaled to this step.
     """
 
     step: int
@@ -141,21 +154,26 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchScaler:
-    """Hyper-parameters at every step of a run whose batch changes.
+    """Hyper-parameters at every step of a run with a batch that changes.
 
-    What holds at a step follows from the base and the batch, not from the sizes between; at the base's batch it is the
-    base, bit for bit. A higher rate is reached on a line of ``warmup_steps`` (Goyal et al. 2017, section 2.2); a lower
-    one holds at once, for the old one is too high for the smaller batch. Betas and eps never wait: they belong to the
-    gradient's noise. Adam's bias correction counts steps of any size, which matters in a run's first steps only.
+    The values at a step follow from the base and the batch, not from the sizes between. At the
+    batch of the base they are those of the base, bit for bit.
+
+    A higher rate is reached on a line of ``warmup_steps`` (Goyal et al. 2017, section 2.2). A lower
+    one holds at once, because the old one is too high for the smaller batch. Betas and eps never
+    wait: they belong to the noise of the gradient. Adam's bias correction counts steps of any size,
+    which matters only in the first steps of a run.
 
     Args:
         rule: name in :data:`RULES`.
         base: the hyper-parameters that the user chose, and the batch for which they were chosen.
-        warmup_steps: from a change on; the step of the change has the rate of before. 0: at once.
-        changes: (step, batch) of what happened before, such as :attr:`changes` of a run that goes on.
+        warmup_steps: steps from a change to its full rate; the step of the change still has the
+            rate before it. 0 for a change at once.
+        changes: (step, batch) of earlier changes, such as :attr:`changes` of a run that goes on.
 
     Raises:
-        BadInput: for what the rule's source does not cover.
+        BadInput: for a wrong argument or value of ``base``, or one that the source of the rule does
+            not cover.
     """
 
     def __init__(
@@ -185,10 +203,13 @@ class BatchScaler:
         return [(change.step, change.batch) for change in self._changes[1:]]
 
     def change(self, step: int, batch: int) -> None:
-        """From ``step`` on a step takes ``batch`` samples. A second change at one step replaces the first.
+        """Let each step from ``step`` on take ``batch`` samples.
+
+        A second change at the same step replaces the first.
 
         Raises:
-            BadInput: if the step lies before the last change, or the rule does not cover the batch. Nothing changes.
+            BadInput: if the step lies before the last change, or the batch is below 1, or the rule
+                does not cover it. Nothing changes.
         """
         last = self._changes[-1]
         if step < last.step:
@@ -207,7 +228,7 @@ class BatchScaler:
             self._changes.append(Change(step, batch, before))
 
     def multiplier(self, step: int) -> float:
-        """What the user's learning rate is multiplied by at ``step``."""
+        """Return the multiplier of the user's learning rate at ``step``."""
         change = self._at(step)
         reached = self._rule.rate(change.batch / self.base.batch)
         passed = step - change.step
@@ -217,7 +238,7 @@ class BatchScaler:
         return min(reached, change.multiplier_before + rise)
 
     def at(self, step: int) -> Effective:
-        """What ``step`` works with."""
+        """Return the effective values of ``step``."""
         batch, multiplier = self._at(step).batch, self.multiplier(step)
         values = msgspec.structs.replace(
             self._adjusted(self.base, step), lr=self.base.lr * multiplier, batch=batch
@@ -229,22 +250,23 @@ class BatchScaler:
 
     @contextmanager
     def apply(self, optimizer: Any, step: int) -> Iterator[None]:
-        """Inside of it ``param_groups`` hold what ``step`` works with; afterwards what they held before.
+        """Put the values of ``step`` into ``param_groups`` until the ``with`` block is left.
 
-        Each group's own values are scaled, so a schedule goes on as its author wrote it, and a checkpoint never
-        holds a scaled value. Inside of another such block for the same optimizer it does nothing.
+        Each group's own values are scaled, so a schedule goes on as written, and a checkpoint never
+        has a scaled value. Nothing changes under the rule "none", and inside another such block for
+        the same optimizer.
 
         Args:
-            optimizer: of torch, or with its ``param_groups``.
+            optimizer: an optimizer of torch, or an object with its ``param_groups``.
             step: number of the step that it is about to make.
 
         Raises:
-            BadInput: for an optimizer that the rule's source does not cover.
+            BadInput: for an optimizer that the source of the rule does not cover.
         """
         if optimizer in self._applied:
             yield
             return
-        # All are computed before the first is written: a refused group leaves none changed.
+        # all are computed before the first is written: a refused group leaves none changed
         scaled = [self._group(group, step) for group in optimizer.param_groups]
         pairs = list(zip(optimizer.param_groups, scaled, strict=True))
         before = [{name: group[name] for name in values} for group, values in pairs]
@@ -272,13 +294,11 @@ class BatchScaler:
         )
 
     def _group(self, group: dict[str, Any], step: int) -> dict[str, Any]:
-        """What to write into a parameter group at ``step``."""
+        """Return the values to write into a parameter group at ``step``."""
         if self._rule is RULES["none"]:
             return {}
         values = read_group(group, self.base.batch)
-        self._rule.adjust(
-            values, 1.0
-        )  # an optimizer that the rule does not cover is refused before the first change
+        self._rule.adjust(values, 1.0)  # refuses an optimizer that the rule does not cover
         adjusted = self._adjusted(values, step)
         scaled: dict[str, Any] = {"lr": values.lr * self.multiplier(step)}
         if adjusted.betas is not None:
@@ -289,10 +309,12 @@ class BatchScaler:
 
 
 def read_group(group: dict[str, Any], batch: int, lr: float | None = None) -> Hyperparameters:
-    """What a parameter group of torch's works with at ``batch``; ``lr``: instead of its own.
+    """Return the hyper-parameters of a parameter group of torch at ``batch``.
+
+    ``lr`` replaces the learning rate of the group, if it is given.
 
     Raises:
-        BadInput: for a group of an optimizer for which no rule is known.
+        BadInput: for a group of an optimizer for which no rule is known, or a rate in a tensor.
     """
     if not isinstance(group["lr"], float | int):
         raise BadInput("lr", group["lr"], "use a number: a tensor may be part of a captured graph")
@@ -311,7 +333,7 @@ def read_group(group: dict[str, Any], batch: int, lr: float | None = None) -> Hy
             group["dampening"],
             "use 0: the linear rule was shown for momentum without it",
         )
-    # torch's AdamW is an Adam with this flag; without it weight decay is part of the gradient, and the rule covers it.
+    # AdamW has this flag; without it, weight decay is part of the gradient, and the rule covers it
     decay = group["weight_decay"] if group.get("decoupled_weight_decay") else 0.0
     rate = group["lr"] if lr is None else lr
     return Hyperparameters(lr=rate, batch=batch, betas=betas, eps=group.get("eps"), decay=decay)

@@ -1,4 +1,4 @@
-"""The elastic policy as a user writes it: HyperPod's ``elasticPolicy``, in YAML or JSON.
+"""Elastic policy of a run, as users write it: HyperPod's ``elasticPolicy``, in YAML or JSON.
 
 elasticPolicy:
   minReplicas: 2
@@ -8,7 +8,10 @@ elasticPolicy:
   scalingTimeoutInSeconds: 60
   faultyScaleDownTimeoutInSeconds: 30
 
-HyperPod's ``runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds`` stands beside it, or as a field in it.
+HyperPod's ``runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds`` stands beside it, or as a field in
+it.
+
+-> elastic/policy.py applies the settings; config.py has the other settings of a run.
 """
 
 from __future__ import annotations
@@ -21,22 +24,24 @@ import msgspec
 from chaoskit.errors import BadInput
 from chaoskit.settings_file import parse_yaml
 
-#: The one field that HyperPod has in another place: in ``runPolicy.restartPolicy``.
+#: The only field that HyperPod has in another place: in ``runPolicy.restartPolicy``.
 _SNOOZE = "scaleUpSnoozeTimeInSeconds"
 
 
 class ElasticPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Between which sizes a world moves, and how fast. A replica is a node.
+    """Sizes between which a world moves, and the speed of its moves. A replica is a node.
 
     Args:
         min_replicas: smallest world that trains.
-        max_replicas: largest.
-        replica_increment_step: sizes are ``min_replicas`` and steps of so many above it; 0 for 1.
+        max_replicas: largest world.
+        replica_increment_step: distance between sizes, from ``min_replicas`` upwards; 0 counts
+            as 1.
         replica_discrete_values: the sizes themselves, in place of a step.
-        graceful_shutdown_timeout_s: how long a node that leaves may take before it is made to.
-        scaling_timeout_s: new capacity is used once it has been there for so long.
-        faulty_scale_down_timeout_s: how long a lost node's place is kept for a replacement before the world shrinks.
-        scale_up_snooze_time_s: no second growth for so long after one.
+        graceful_shutdown_timeout_s: time after which a node that leaves is evicted.
+        scaling_timeout_s: time for which new capacity must be present before it is used.
+        faulty_scale_down_timeout_s: time for which the place of a lost node is kept for a
+            replacement before the world shrinks.
+        scale_up_snooze_time_s: shortest time between two growths.
     """
 
     min_replicas: int = msgspec.field(name="minReplicas")
@@ -65,7 +70,7 @@ class ElasticPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def sizes_in_words(self) -> str:
-        """The allowed sizes, for people."""
+        """The allowed sizes, in words."""
         sizes = self.sizes
         if len(sizes) > 8 and not self.replica_discrete_values:
             step = self.replica_increment_step
@@ -73,15 +78,18 @@ class ElasticPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return ", ".join(map(str, sizes))
 
     def fit(self, nodes: int) -> int:
-        """The largest allowed size for so many nodes; 0 if they are too few to train."""
+        """Return the largest allowed size for so many nodes; 0 if they are too few to train."""
         return max((size for size in self.sizes if size <= nodes), default=0)
 
 
 def read_policy(data: bytes | str) -> ElasticPolicy:
-    """Return the policy in a YAML or JSON text: alone, or below ``elasticPolicy``, with ``runPolicy`` beside it.
+    """Return the policy in a YAML or JSON text.
+
+    It stands alone, or below ``elasticPolicy``, with ``runPolicy`` beside it.
 
     Raises:
-        BadInput: naming the field as it is spelled there.
+        BadInput: if it is no such text, or a field is wrong or missing. The error names the field
+            as it is spelled there.
     """
     try:
         documents = parse_yaml(data)
@@ -90,23 +98,29 @@ def read_policy(data: bytes | str) -> ElasticPolicy:
         raise BadInput("elasticPolicy", data[:40], f"write YAML or JSON ({problem})") from None
     if len(documents) != 1:
         raise BadInput("elasticPolicy", data[:40], f"write one document, not {len(documents)}")
-    found = documents[0]
-    if isinstance(found, dict) and "elasticPolicy" in found:
-        found = _with_snooze(found["elasticPolicy"], found.get("runPolicy"))
-    if not isinstance(found, dict):
-        raise BadInput("elasticPolicy", found, "write a mapping with minReplicas and maxReplicas")
+    content = documents[0]
+    if isinstance(content, dict) and "elasticPolicy" in content:
+        content = _with_snooze(content["elasticPolicy"], content.get("runPolicy"))
+    if not isinstance(content, dict):
+        raise BadInput("elasticPolicy", content, "write a mapping with minReplicas and maxReplicas")
     try:
-        policy = msgspec.convert(found, ElasticPolicy)
+        policy = msgspec.convert(content, ElasticPolicy)
     except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at `$.")
-        field = place.rstrip("`").partition("[")[0] or message.rpartition("field `")[2].rstrip("`")
-        raise BadInput(field, found.get(field), f"mend it: {message}") from None
+        message, _, location = str(error).partition(" - at `$.")
+        field = location.rstrip("`").partition("[")[0] or message.rpartition("field `")[2].rstrip(
+            "`"
+        )
+        raise BadInput(field, content.get(field), f"mend it: {message}") from None
     validate_policy(policy)
     return policy
 
 
 def _with_snooze(policy: Any, run_policy: Any) -> Any:
-    """Return the mapping below ``elasticPolicy`` with the snooze that ``runPolicy.restartPolicy`` sets."""
+    """Return the mapping ``elasticPolicy`` with the snooze of ``runPolicy.restartPolicy``, if any.
+
+    Raises:
+        BadInput: if both have a snooze.
+    """
     restart_policy = run_policy.get("restartPolicy") if isinstance(run_policy, dict) else None
     if (
         not isinstance(policy, dict)
@@ -124,16 +138,18 @@ def _with_snooze(policy: Any, run_policy: Any) -> Any:
 
 
 def validate_policy(policy: ElasticPolicy) -> None:
-    """Refuse what cannot work.
+    """Raise BadInput for a policy that cannot work.
 
     Raises:
-        BadInput: naming the field as YAML spells it.
+        BadInput: naming the field as it is spelled in YAML.
     """
-    spelled = dict(zip(policy.__struct_fields__, policy.__struct_encode_fields__, strict=True))
+    spelled_names = dict(
+        zip(policy.__struct_fields__, policy.__struct_encode_fields__, strict=True)
+    )
 
     def refuse(field: str, remedy: str) -> None:
-        value: Any = getattr(policy, field)
-        raise BadInput(spelled[field], value, remedy)
+        refused: Any = getattr(policy, field)
+        raise BadInput(spelled_names[field], refused, remedy)
 
     if policy.min_replicas < 1:
         refuse("min_replicas", "use 1 or more")
@@ -152,6 +168,6 @@ def validate_policy(policy: ElasticPolicy) -> None:
             "replica_discrete_values",
             f"use sizes from {policy.min_replicas} to {policy.max_replicas}",
         )
-    for field in spelled:
+    for field in spelled_names:
         if field.endswith("_s") and not (0 <= getattr(policy, field) < math.inf):
             refuse(field, "use a number of seconds, 0 or more")

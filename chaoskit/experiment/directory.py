@@ -1,8 +1,12 @@
-"""The directory of a run: all that it is judged by, now and later, here and elsewhere.
+"""The directory of a run, which holds all data that its verdict is computed from.
 
-It holds the plan, the journals and logs, and what the run is compared with (``twin.json``, ``reference.json``,
-``floor.json``). A directory that is copied to another machine, without the job and without any cache, has the same
-outcome there.
+It holds the plan, the journals and logs, and the data that the run is compared with (``twin.json``,
+``reference.json``, ``floor.json``). A directory that is copied to another machine, without the job
+and without any cache, has the same outcome there.
+
+-> experiment/judge/judge.py and experiment/judge/command_judge.py: the verdict.
+experiment/judge/coverage.py: files that are missing or belong to another run.
+experiment/plan/planfile.py: the plan.
 """
 
 from __future__ import annotations
@@ -40,21 +44,30 @@ def keep(
     reference: Reference | None = None,
     floor: Floor | None = None,
 ) -> None:
-    """Put what a run is compared with beside its journals."""
-    for name, value in ((TWIN, twin), (REFERENCE, reference), (FLOOR, floor)):
-        if value is not None:
-            write_whole(directory / name, msgspec.json.encode(value))
+    """Write the data that a run is compared with into its directory.
+
+    Each part that is not None is written to its file: ``twin.json``, ``reference.json``,
+    ``floor.json``.
+
+    Raises:
+        OSError: if a file cannot be written.
+    """
+    for name, part in ((TWIN, twin), (REFERENCE, reference), (FLOOR, floor)):
+        if part is not None:
+            write_whole(directory / name, msgspec.json.encode(part))
 
 
 def judge_directory(directory: str | Path) -> Outcome:
-    """Judge the run in ``directory``.
+    """Judge the run in ``directory`` again, from its files alone, and return the outcome.
 
     Raises:
         BadInput: if there is no run, or a file in it is damaged.
     """
     directory = named_path("run directory", directory)
-    started = read_events(directory / "journal", Event.STARTED)
-    experiment = recall(directory / FILE_NAME, sharded=bool(started and started[0]["sharded"]))
+    start_records = read_events(directory / "journal", Event.STARTED)
+    experiment = recall(
+        directory / FILE_NAME, sharded=bool(start_records and start_records[0]["sharded"])
+    )
     if isinstance(experiment, CommandExperiment):
         command_run = load_command_run(directory, experiment)
         return judge_command(
@@ -65,9 +78,14 @@ def judge_directory(directory: str | Path) -> Outcome:
     return judge(run, _kept(directory / TWIN, Twin), run.substrate, reference, floor)
 
 
-def _kept(path: Path, kind: type[_Kept]) -> _Kept | None:
+def _kept(path: Path, content_type: type[_Kept]) -> _Kept | None:
+    """Return the object that :func:`keep` wrote to ``path``, or None if there is no such file.
+
+    Raises:
+        BadInput: if the file is damaged.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(path.read_bytes(), type=content_type)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:

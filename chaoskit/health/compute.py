@@ -1,4 +1,7 @@
-"""A fixed computation whose bits must come out the same, again and again, and on every node of one kind."""
+"""Probe of the processor: a fixed computation whose bits are equal on all nodes of the same kind.
+
+-> ``health/examine.py``: runs it before a run. ``runtime/integrity/``: wrong numbers during a run.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,23 @@ import msgspec
 import xxhash
 
 from chaoskit.health.finding import at_most, bad, good
-from chaoskit.health.limits import Limits
+from chaoskit.health.limits import HealthLimits
 from chaoskit.wire.messages import Finding
 
 _SIZE = 96
 _ROUNDS = 3
-#: What the integers come to on a processor that works, whatever its kind.
+#: Digest of the integers on every processor that works.
 KNOWN_INTEGERS = "6ffd588330702444"
 
 
 class ComputeReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``integers``, ``floats``: digests of each round. ``elapsed_ms``: of the fastest round."""
+    """Digests of the computation.
+
+    Attributes:
+        integers, floats: digests of each round, in hexadecimal; equal in all rounds if the
+            processor works.
+        elapsed_ms: time of the fastest round.
+    """
 
     integers: tuple[str, ...]
     floats: tuple[str, ...]
@@ -26,7 +35,10 @@ class ComputeReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def integers_digest() -> str:
-    """Products and sums of 64-bit integers that wrap around: exact, so that every processor must agree."""
+    """Return the digest of products and sums of 64-bit integers that wrap around, in hexadecimal.
+
+    They are exact, so a processor that works returns :data:`KNOWN_INTEGERS`.
+    """
     import torch
 
     with torch.inference_mode():
@@ -38,9 +50,10 @@ def integers_digest() -> str:
 
 
 def floats_digest(device: str = "cpu") -> str:
-    """Matrix products, a softmax and sums: the same on nodes that have the same processor and libraries.
+    """Return the digest of matrix products, a softmax and sums, in hexadecimal.
 
-    In float64, on which torch's switches for the precision of float32 have no effect.
+    It is equal on nodes with the same processor and libraries. The numbers are float64, on which
+    torch's switches for the precision of float32 have no effect.
     """
     import torch
 
@@ -54,7 +67,7 @@ def floats_digest(device: str = "cpu") -> str:
 
 
 def read(rounds: int = _ROUNDS) -> ComputeReading:
-    """Compute it a few times on the CPU."""
+    """Run the computation ``rounds`` times on the CPU, and return digests and the shortest time."""
     integers, floats, elapsed_ms = [], [], []
     for _ in range(rounds):
         began_s = time.monotonic()
@@ -66,33 +79,44 @@ def read(rounds: int = _ROUNDS) -> ComputeReading:
     )
 
 
-def judge(reading: ComputeReading, limits: Limits, expected_floats: str = "") -> list[Finding]:
-    """Whether the processor computes right.
+def judge(
+    reading: ComputeReading, limits: HealthLimits, expected_floats: str = ""
+) -> list[Finding]:
+    """Return the findings on the correctness and speed of the processor.
+
+    Wrong or varying digests are bad; a slow computation is a warning.
 
     Args:
-        expected_floats: the digest of a node of the same kind; "" where none is known.
+        expected_floats: the digest of a node of the same kind; "" if none is known.
     """
     remedy = "keep the node out: its processor or its memory computes wrongly"
-    found = []
+    findings = []
     if set(reading.integers) != {KNOWN_INTEGERS}:
-        text = f"integers come to {', '.join(reading.integers)} instead of {KNOWN_INTEGERS}"
-        found.append(bad("compute.integers", "wrong", remedy, text))
+        detail = f"the digests are {', '.join(reading.integers)} instead of {KNOWN_INTEGERS}"
+        findings.append(bad("compute.integers", "wrong", remedy, detail))
     else:
-        found.append(good("compute.integers", "right"))
+        findings.append(good("compute.integers", "right"))
     floats = reading.floats[0]
     if len(set(reading.floats)) > 1:
-        text = f"the same computation came to {', '.join(reading.floats)}"
-        found.append(bad("compute.floats", "not repeatable", remedy, text))
+        detail = f"the digests of the same computation are {', '.join(reading.floats)}"
+        findings.append(bad("compute.floats", "not repeatable", remedy, detail))
     elif expected_floats and floats != expected_floats:
-        other = (
+        other_remedy = (
             "compare processor, torch and its libraries with those of the other nodes; if they are equal, "
             + remedy
         )
-        found.append(bad("compute.floats", floats, other, f"another node has {expected_floats}"))
+        findings.append(
+            bad("compute.floats", floats, other_remedy, f"another node has {expected_floats}")
+        )
     else:
-        found.append(good("compute.floats", floats))
-    slow = "see what else runs there, and whether its clock is held down"
-    found.append(
-        at_most("compute.elapsed_ms", reading.elapsed_ms, warn=limits.compute_warn_ms, remedy=slow)
+        findings.append(good("compute.floats", floats))
+    slow_remedy = "check for other processes on the node, and for a throttled processor clock"
+    findings.append(
+        at_most(
+            "compute.elapsed_ms",
+            reading.elapsed_ms,
+            warn=limits.compute_warn_ms,
+            remedy=slow_remedy,
+        )
     )
-    return found
+    return findings

@@ -1,4 +1,7 @@
-"""The disk on which a node writes: is there room, does it take a write, and does it give back what it took."""
+"""Probe of the disk to which a node writes: free space, and a write that is read back.
+
+-> ``health/limits.py``: the limits. ``daemon/saving.py``: what a job does when the disk is full.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,30 @@ import msgspec
 import xxhash
 
 from chaoskit.health.finding import at_least, at_most, bad, good
-from chaoskit.health.limits import Limits
+from chaoskit.health.limits import HealthLimits
 from chaoskit.wire.messages import Finding
 
 PROBE_BYTES = 2**20
 
-_ROOM = "remove what is not needed, or choose another directory"
-_SLOW = "look at what else writes there (iostat -x), and at the disk's own log (smartctl -a)"
+_ROOM_REMEDY = "remove files that are not needed, or choose another directory"
+_SLOW_REMEDY = "check for other writers (iostat -x), and the disk's own log (smartctl -a)"
 
 
 class DiskReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``error``: why the probe could not be written, synced or read back; then it took no time.
+    """Reading of a file system.
 
-    ``write_ms``: of ``PROBE_BYTES`` with fsync; ``read_ms``: of the same, not from the page cache where that can be
-    left out. ``inodes`` 0: the file system does not count any.
+    Attributes:
+        path: directory in which the probe was written.
+        read_only: True if the file system is mounted read-only; nothing is written then.
+        free_bytes: space that this user may still take.
+        size_bytes: size of the file system.
+        free_inodes: inodes for this user.
+        inodes: number of all inodes; 0 if the file system does not count any.
+        write_ms: time of a write of the probe with fsync.
+        read_ms: time to read it back, not from the page cache if that can be avoided.
+        intact: False if other bytes were read back than were written.
+        error: reason why the file system could not be examined, or the probe not be written, synced
+            or read back. The times are 0 then. "" without an error.
     """
 
     path: str
@@ -40,36 +53,39 @@ class DiskReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def read(directory: Path, size_bytes: int = PROBE_BYTES) -> DiskReading:
-    """Try the file system of ``directory``; the file for it is gone when this returns."""
+    """Write a probe of ``size_bytes`` in ``directory``, read it back, and return the reading.
+
+    No file is left. An error of the disk is not raised: the reading has it.
+    """
     path = str(directory)
     try:
-        state = os.statvfs(directory)
+        volume = os.statvfs(directory)
     except OSError as error:
         return DiskReading(path=path, error=error.strerror or str(error))
-    known = DiskReading(
+    reading = DiskReading(
         path=path,
-        read_only=bool(state.f_flag & os.ST_RDONLY),
-        free_bytes=state.f_bavail * state.f_frsize,
-        size_bytes=state.f_blocks * state.f_frsize,
-        free_inodes=state.f_favail,
-        inodes=state.f_files,
+        read_only=bool(volume.f_flag & os.ST_RDONLY),
+        free_bytes=volume.f_bavail * volume.f_frsize,
+        size_bytes=volume.f_blocks * volume.f_frsize,
+        free_inodes=volume.f_favail,
+        inodes=volume.f_files,
     )
-    if known.read_only:
-        return known
+    if reading.read_only:
+        return reading
     try:
         write_ms, read_ms, intact = _write_and_read(directory, size_bytes)
     except OSError as error:
-        return msgspec.structs.replace(known, error=error.strerror or str(error))
-    return msgspec.structs.replace(known, write_ms=write_ms, read_ms=read_ms, intact=intact)
+        return msgspec.structs.replace(reading, error=error.strerror or str(error))
+    return msgspec.structs.replace(reading, write_ms=write_ms, read_ms=read_ms, intact=intact)
 
 
 def _write_and_read(directory: Path, size_bytes: int) -> tuple[float, float, bool]:
-    data = os.urandom(
-        size_bytes
-    )  # a file system that compresses or leaves zeros out has to store this
-    with tempfile.TemporaryFile(
-        dir=directory, buffering=0
-    ) as file:  # without a name: nothing is left of it
+    """Return the times to write and to read a probe, in ms, and True if the bytes are the same.
+
+    Raise OSError if the disk fails.
+    """
+    data = os.urandom(size_bytes)  # a file system that compresses must store all of it
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:  # has no name: no file remains
         began_s = time.monotonic()
         view = memoryview(data)
         while view:
@@ -87,10 +103,14 @@ def _write_and_read(directory: Path, size_bytes: int) -> tuple[float, float, boo
     return (written_s - began_s) * 1e3, (read_s - written_s) * 1e3, intact
 
 
-def judge(reading: DiskReading, limits: Limits) -> list[Finding]:
-    """Whether a node can keep journals, logs and snapshots there."""
+def judge(reading: DiskReading, limits: HealthLimits) -> list[Finding]:
+    """Return the findings on a disk for journals, logs and snapshots.
+
+    A disk is bad if it cannot be written, is nearly full or very slow, or returns other bytes. A
+    disk that is somewhat full or slow is a warning.
+    """
     if reading.read_only:
-        remedy = "see why it was mounted read-only (dmesg: the kernel does so after errors), and mount it again"
+        remedy = "find the cause (dmesg: the kernel does so after errors), and mount it for writing"
         return [bad("disk.writable", "no", remedy, f"{reading.path} is mounted read-only")]
     if reading.error and not reading.size_bytes:
         return [
@@ -101,32 +121,44 @@ def judge(reading: DiskReading, limits: Limits) -> list[Finding]:
                 f"{reading.path}: {reading.error}",
             )
         ]
-    share = reading.free_bytes / max(1, reading.size_bytes)
-    found = [
+    free_fraction = reading.free_bytes / max(1, reading.size_bytes)
+    findings = [
         at_least(
-            "disk.free_bytes", reading.free_bytes, bad=limits.disk_free_bytes_min, remedy=_ROOM
+            "disk.free_bytes",
+            reading.free_bytes,
+            bad=limits.disk_free_bytes_min,
+            remedy=_ROOM_REMEDY,
         ),
-        at_least("disk.free_share", share, warn=limits.disk_free_share_warn, remedy=_ROOM),
+        at_least(
+            "disk.free_share",
+            free_fraction,
+            warn=limits.disk_free_share_warn,
+            remedy=_ROOM_REMEDY,
+        ),
     ]
     if reading.inodes:
-        found.append(
+        findings.append(
             at_least(
                 "disk.free_inodes",
                 reading.free_inodes,
                 bad=limits.disk_free_inodes_min,
-                remedy=_ROOM,
+                remedy=_ROOM_REMEDY,
             )
         )
     if reading.error:
-        remedy = "look at the kernel's log (dmesg) and at the quota"
-        return [*found, bad("disk.writable", "no", remedy, f"{reading.path}: {reading.error}")]
-    found.append(good("disk.writable", "yes", reading.path))
-    warn, most = limits.disk_write_warn_ms, limits.disk_write_max_ms
-    found.append(at_most("disk.write_ms", reading.write_ms, warn=warn, bad=most, remedy=_SLOW))
-    found.append(at_most("disk.read_ms", reading.read_ms, warn=warn, bad=most, remedy=_SLOW))
+        remedy = "check the kernel's log (dmesg) and the quota"
+        return [*findings, bad("disk.writable", "no", remedy, f"{reading.path}: {reading.error}")]
+    findings.append(good("disk.writable", "yes", reading.path))
+    warn_ms, max_ms = limits.disk_write_warn_ms, limits.disk_write_max_ms
+    findings.append(
+        at_most("disk.write_ms", reading.write_ms, warn=warn_ms, bad=max_ms, remedy=_SLOW_REMEDY)
+    )
+    findings.append(
+        at_most("disk.read_ms", reading.read_ms, warn=warn_ms, bad=max_ms, remedy=_SLOW_REMEDY)
+    )
     if reading.intact:
-        return [*found, good("disk.intact", "yes")]
+        return [*findings, good("disk.intact", "yes")]
     return [
-        *found,
-        bad("disk.intact", "no", "replace the disk", "what was read is not what was written"),
+        *findings,
+        bad("disk.intact", "no", "replace the disk", "other bytes were read than were written"),
     ]

@@ -1,4 +1,7 @@
-"""Every limit that a probe compares with, and where it comes from."""
+"""Limits of all probes, with defaults; ``--limit NAME=VALUE`` of ``chaoskit node check`` sets one.
+
+-> ``docs/health.md``: the source of each limit. ``health/finding.py``: compares a value with it.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,33 @@ from chaoskit.errors import BadInput, closest_name
 _MB = 10**6
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is still good, by field. ``_warn``: beyond it is worth a warning; ``_max``, ``_min``: beyond it is bad.
+class HealthLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of good values, by field.
 
-    docs/health.md has the source of each.
+    Values beyond ``_warn`` deserve a warning; those beyond ``_max`` or ``_min`` are bad.
+    docs/health.md has the source of each limit.
 
     Args:
-        gpus_expected: GPUs that this node should have; 0: as many as there are.
-        gpu_temperature_max_c: of GPUs that do not tell their own slowdown temperature.
-        gpu_temperature_margin_c: closer than this to the slowdown temperature is worth a warning.
+        gpus_expected: number of GPUs that this node should have; 0 for any number.
+        gpu_temperature_max_c: limit for GPUs that do not report their own slowdown temperature.
+        gpu_temperature_margin_c: distance from the slowdown temperature below which a warning is
+            given.
         ecc_uncorrected_volatile_max: uncorrected errors since the driver was loaded.
-        ecc_uncorrected_aggregate_warn: the same over the life of the GPU.
-        retired_pages_max: of GPUs before Ampere.
-        clock_offset_warn_ms, clock_offset_max_ms: from the clock of another node.
-        clock_step_warn_ms: by which the wall clock jumps while one looks.
-        disk_free_bytes_min, disk_free_share_warn, disk_free_inodes_min: of the file system of the run directory.
-        disk_write_warn_ms, disk_write_max_ms: a small write with fsync.
-        memory_available_bytes_min: what must be free; raise it to what a worker needs.
-        edac_corrected_warn, edac_uncorrected_max: errors that the memory controllers have counted since the boot.
-        compute_warn_ms: the fixed computation, which takes some milliseconds.
-        pair_connect_max_ms: until a connection to another node is authenticated.
-        pair_rtt_warn_ms, pair_rtt_max_ms: median round trip to it.
-        pair_throughput_warn_mb_s, pair_throughput_min_mb_s: one stream to it, and one back.
+        ecc_uncorrected_aggregate_warn: uncorrected errors over the life of the GPU.
+        retired_pages_max: retired pages of GPUs before Ampere.
+        clock_offset_warn_ms, clock_offset_max_ms: offset from the clock of another node.
+        clock_step_warn_ms: jump of the wall clock while it is watched.
+        disk_free_bytes_min, disk_free_share_warn, disk_free_inodes_min: free space of the file
+            system of the run directory, in bytes, as a fraction of its size, and in inodes.
+        disk_write_warn_ms, disk_write_max_ms: time of a small write with fsync.
+        memory_available_bytes_min: memory that must be available; raise it to the need of a worker.
+        edac_corrected_warn, edac_uncorrected_max: errors that the memory controllers have counted
+            since the boot.
+        compute_warn_ms: time of the fixed computation, which takes some milliseconds.
+        pair_connect_max_ms: time until a connection to another node is authenticated.
+        pair_rtt_warn_ms, pair_rtt_max_ms: median round trip to another node.
+        pair_throughput_warn_mb_s, pair_throughput_min_mb_s: rate of a stream to another node, and
+            back, in 10^6 bytes a second.
     """
 
     gpus_expected: int = 0
@@ -62,29 +70,29 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pair_throughput_min_mb_s: float = 10.0
 
 
-def parse_limits(given: Iterable[str]) -> Limits:
-    """Limits from ``NAME=VALUE``; those that are not given have their defaults.
+def parse_limits(given: Iterable[str]) -> HealthLimits:
+    """Return limits from ``NAME=VALUE`` texts; the others have their defaults.
 
     Raises:
         BadInput: for a name that is no limit, or a value that is no number of 0 or more.
     """
     changed: dict[str, Any] = {}
-    for one in given:
-        name, _, text = one.partition("=")
-        if name not in Limits.__struct_fields__:
-            names = Limits.__struct_fields__
+    for assignment in given:
+        name, _, text = assignment.partition("=")
+        if name not in HealthLimits.__struct_fields__:
+            names = HealthLimits.__struct_fields__
             closest = closest_name(name, names)
             remedy = (
                 f"write {closest}=VALUE"
                 if closest
                 else f"write NAME=VALUE with one of {', '.join(names)}"
             )
-            raise BadInput("limit", one, remedy)
+            raise BadInput("limit", assignment, remedy)
         kind = int if name == "gpus_expected" else float
         try:
             changed[name] = kind(text)
         except ValueError:
-            raise BadInput("limit", one, f"write {name}=VALUE with a number") from None
+            raise BadInput("limit", assignment, f"write {name}=VALUE with a number") from None
         if not 0 <= changed[name] < math.inf:
-            raise BadInput("limit", one, "use 0 or more, and a finite number")
-    return Limits(**changed)
+            raise BadInput("limit", assignment, "use 0 or more, and a finite number")
+    return HealthLimits(**changed)

@@ -1,4 +1,7 @@
-"""The memory of a node: how much is available, and which errors its controllers have counted."""
+"""Probe of the memory of a node: available bytes, and errors that its controllers have counted.
+
+-> ``health/gpu.py``: the memory of GPUs. ``health/compute.py``: wrong results of a computation.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import msgspec
 import psutil
 
 from chaoskit.health.finding import at_least, at_most
-from chaoskit.health.limits import Limits
+from chaoskit.health.limits import HealthLimits
 from chaoskit.wire.messages import Finding
 
 _EDAC = Path("/sys/devices/system/edac/mc")
@@ -21,11 +24,17 @@ _CGROUPS = (
     ),
 )
 
-_MODULE = "have the memory modules examined; see which by the labels in /sys/devices/system/edac"
+_MODULE_REMEDY = "have the memory modules examined; /sys/devices/system/edac has their labels"
 
 
 class MemoryReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``edac_corrected``, ``edac_uncorrected``: of all memory controllers since the boot. None: nothing counts."""
+    """Reading of the memory.
+
+    Attributes:
+        available_bytes: memory that processes may still take.
+        edac_corrected, edac_uncorrected: errors of all memory controllers since the boot; None if
+            no controller counts them.
+    """
 
     available_bytes: int
     edac_corrected: int | None = None
@@ -33,7 +42,11 @@ class MemoryReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def read(edac: Path = _EDAC) -> MemoryReading:
-    """Ask the kernel."""
+    """Return a reading of the memory: available bytes, and the kernel's counts of errors.
+
+    Args:
+        edac: directory with the kernel's counters of memory controllers.
+    """
     return MemoryReading(
         available_bytes=_available_bytes(),
         edac_corrected=_edac_count(edac, "ce_count"),
@@ -42,7 +55,7 @@ def read(edac: Path = _EDAC) -> MemoryReading:
 
 
 def _available_bytes() -> int:
-    """Of the machine, or of the control group where that has less."""
+    """Return the available bytes of the machine, or of the control group if that has fewer."""
     available = int(psutil.virtual_memory().available)
     for limit, usage in _CGROUPS:
         with contextlib.suppress(OSError, ValueError):  # no such controller, or no limit ("max")
@@ -51,6 +64,7 @@ def _available_bytes() -> int:
 
 
 def _edac_count(edac: Path, name: str) -> int | None:
+    """Return the sum of a counter over all memory controllers; None if no controller has it."""
     counts = []
     for file in sorted(edac.glob(f"mc[0-9]*/{name}")):
         with contextlib.suppress(OSError, ValueError):
@@ -58,21 +72,30 @@ def _edac_count(edac: Path, name: str) -> int | None:
     return sum(counts) if counts else None
 
 
-def judge(reading: MemoryReading, limits: Limits) -> list[Finding]:
-    """Whether there is enough of it, and whether its controllers have counted errors."""
-    enough, remedy = (
+def judge(reading: MemoryReading, limits: HealthLimits) -> list[Finding]:
+    """Return the findings on the available memory, and on errors of the controllers.
+
+    Too little memory and uncorrected errors are bad; corrected errors are a warning.
+    """
+    min_bytes, remedy = (
         limits.memory_available_bytes_min,
-        "end what else runs there, or raise the limit of the container",
+        "end other processes on the node, or raise the memory limit of the container",
     )
-    found = [at_least("memory.available_bytes", reading.available_bytes, bad=enough, remedy=remedy)]
+    findings = [
+        at_least("memory.available_bytes", reading.available_bytes, bad=min_bytes, remedy=remedy)
+    ]
     if reading.edac_uncorrected is not None:
         most = limits.edac_uncorrected_max
-        found.append(
-            at_most("memory.edac_uncorrected", reading.edac_uncorrected, bad=most, remedy=_MODULE)
+        findings.append(
+            at_most(
+                "memory.edac_uncorrected", reading.edac_uncorrected, bad=most, remedy=_MODULE_REMEDY
+            )
         )
     if reading.edac_corrected is not None:
         warn = limits.edac_corrected_warn
-        found.append(
-            at_most("memory.edac_corrected", reading.edac_corrected, warn=warn, remedy=_MODULE)
+        findings.append(
+            at_most(
+                "memory.edac_corrected", reading.edac_corrected, warn=warn, remedy=_MODULE_REMEDY
+            )
         )
-    return found
+    return findings

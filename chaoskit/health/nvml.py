@@ -1,4 +1,7 @@
-"""Reads GPUs through NVML (the package ``nvidia-ml-py``, module ``pynvml``), where there is one."""
+"""Reading of GPUs through NVML, if ``nvidia-ml-py`` (module ``pynvml``) is installed.
+
+-> ``health/gpu.py``: judges the reading. ``daemon/node_check.py``: watches the XIDs in a run.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,12 @@ from typing import Any
 from chaoskit.errors import ChaoskitError
 from chaoskit.health.gpu import Device, GpuReading
 
-# nvml.h: nvmlReturn_t. The numbers are the interface of the C library; the binding has a class for each.
+# nvml.h: nvmlReturn_t. The numbers are the interface of the C library; the binding has a class for
+# each.
 _DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND = 9, 12
 _NO_PERMISSION, _GPU_IS_LOST, _RESET_REQUIRED = 4, 15, 16
-_UNTOLD = {
-    2,
-    3,
-    4,
-    6,
-    13,
-    21,
-    25,
-}  # argument, support, permission, not found, no such function, no data, version
+# argument, support, permission, not found, no such function, no data, version
+_UNSUPPORTED = {2, 3, 4, 6, 13, 21, 25}
 _UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
 _TEMPERATURE, _SLOWDOWN = 0, 1
 _DOUBLE_BIT = 1
@@ -28,15 +25,18 @@ _MULTIPLE_SINGLE_BIT = 0
 _FIELD_RECOVERY_ACTION = 230
 _EVENT_XID = 0x8
 
-_LOOKS = (
-    3  # hardware slowdown is reported for a moment when clocks change, too (DCGM, field constants)
-)
+# hardware slowdown is reported for a moment when clocks change, too (DCGM, field constants)
+_LOOKS = 3
 _LOOK_S = 0.01
-_EVENTS_MAX = 1000  # at a time: a GPU that stutters must not keep us
+_EVENTS_MAX = 1000  # at a time: bounds the work for a GPU that reports without end
 
 
 class NoGpu(ChaoskitError):
-    """NVML cannot be used here. ``broken``: a driver is there, and does not work."""
+    """NVML cannot be used on this machine.
+
+    Attributes:
+        broken: True if a driver is installed, but does not work.
+    """
 
     def __init__(self, reason: str, *, broken: bool = False) -> None:
         self.broken = broken
@@ -44,29 +44,27 @@ class NoGpu(ChaoskitError):
 
 
 class _Lost(ChaoskitError):
-    """The GPU does not answer any more."""
+    """The GPU no longer answers."""
 
 
-class _NotOurs(ChaoskitError):
-    """The GPU is there, and this process may not use it."""
+class _NotPermitted(ChaoskitError):
+    """The GPU exists, and this process may not use it."""
 
 
 class Nvml:
-    """NVML, initialised; to be closed.
+    """Initialised NVML library, which must be closed.
 
     Args:
-        library: the module ``pynvml``, or a recording of what it said.
+        library: the module ``pynvml``, or a recording of its answers.
 
     Raises:
-        NoGpu: if there is no library, no driver, or one that does not work.
+        NoGpu: if the library or the driver is missing, or does not work.
     """
 
     def __init__(self, library: Any = None) -> None:
         self._library = library if library is not None else _import()
-        self._events: Any = None
-        self._xids: dict[
-            str, list[int]
-        ] = {}  # by UUID of the GPU; "" for one that cannot say it any more
+        self._event_set: Any = None
+        self._xids: dict[str, list[int]] = {}  # by UUID of the GPU; "" if that is unknown
         try:
             self._library.nvmlInit()
         except self._library.NVMLError as error:
@@ -75,58 +73,71 @@ class Nvml:
         self._watch_xids()
 
     def close(self) -> None:
-        """Free what NVML holds."""
+        """Free the resources of NVML. No error is raised."""
         try:
-            if self._events is not None:
-                self._library.nvmlEventSetFree(self._events)
+            if self._event_set is not None:
+                self._library.nvmlEventSetFree(self._event_set)
             self._library.nvmlShutdown()
         except self._library.NVMLError:
-            pass  # the driver is gone, and what it held with it
+            pass  # the driver is gone, with all its resources
 
     def _watch_xids(self) -> None:
-        """NVML tells only of XIDs that come after this."""
+        """Register for the XIDs of all GPUs. NVML reports only XIDs after this."""
         library = self._library
         try:
-            self._events = library.nvmlEventSetCreate()
+            self._event_set = library.nvmlEventSetCreate()
             for index in range(library.nvmlDeviceGetCount()):
-                self._ask(self._register, index)
+                self._ask(self._register_for_xids, index)
         except (library.NVMLError, _Lost):
-            return  # what the devices say when they are read is told then
+            return  # the reading of the devices reports the problem
 
-    def _register(self, index: int) -> None:
+    def _register_for_xids(self, index: int) -> None:
+        """Register for the XIDs of one GPU."""
         handle = self._library.nvmlDeviceGetHandleByIndex(index)
-        self._library.nvmlDeviceRegisterEvents(handle, _EVENT_XID, self._events)
+        self._library.nvmlDeviceRegisterEvents(handle, _EVENT_XID, self._event_set)
 
     def await_xid(self, wait_s: float) -> bool:
-        """Sleep until an XID comes, ``wait_s`` at most. Whether one came; :meth:`read` tells which."""
-        if self._events is None:
+        """Sleep until an XID comes, ``wait_s`` at most. Return True if there was any.
+
+        The next :meth:`read` returns it. Returns False at once if NVML reports a lost GPU.
+        """
+        if self._event_set is None:
             time.sleep(wait_s)
             return False
         return self._drain_xids(wait_s)
 
     def _drain_xids(self, wait_s: float = 0.0) -> bool:
-        """Take in what has happened. Whether that is anything."""
+        """Collect the XIDs that have come. Return True if there were any.
+
+        Args:
+            wait_s: longest time to wait for the first of them.
+        """
         drained = 0
-        while self._events is not None and drained < _EVENTS_MAX:
+        while self._event_set is not None and drained < _EVENTS_MAX:
             try:
                 event = self._library.nvmlEventSetWait_v2(
-                    self._events, 0 if drained else int(wait_s * 1000)
+                    self._event_set, 0 if drained else int(wait_s * 1000)
                 )
             except self._library.NVMLError:
-                break  # a time-out: there are no more; or the GPU is lost, which its reading tells
-            uuid = self._of(self._library.nvmlDeviceGetUUID, event.device)
+                break  # a time-out: there are no more; or the GPU is lost, which its reading shows
+            uuid = self._text_of(self._library.nvmlDeviceGetUUID, event.device)
             self._xids.setdefault(uuid, []).append(int(event.eventData))
             drained += 1
         return bool(drained)
 
-    def _of(self, call: Callable[[Any], str], handle: Any) -> str:
+    def _text_of(self, call: Callable[[Any], str], handle: Any) -> str:
+        """Return the result of ``call`` on a GPU as text; "" if NVML raises an error."""
         try:
             return str(call(handle))
         except self._library.NVMLError:
             return ""
 
     def read(self) -> GpuReading:
-        """All GPUs as they are now, with every XID since this was made."""
+        """Return a reading of all GPUs, with every XID since NVML was opened.
+
+        GPUs that this process may not use are left out. If NVML fails, the reading has the reason.
+        XIDs of a GPU that is not listed any more are in a further reading, of a lost GPU.
+        """
         library = self._library
         try:
             driver, count = str(library.nvmlSystemGetDriverVersion()), library.nvmlDeviceGetCount()
@@ -135,27 +146,31 @@ class Nvml:
         self._drain_xids()
         xids = dict(self._xids)
         devices = tuple(
-            one for index in range(count) if (one := self._device(index, xids)) is not None
+            device for index in range(count) if (device := self._device(index, xids)) is not None
         )
         orphans = tuple(number for numbers in xids.values() for number in numbers)
-        if orphans:  # of a GPU that is not listed any more
+        if orphans:  # XIDs of a GPU that is not listed any more
             devices += (Device(index=count, lost=True, xids=orphans),)
         return GpuReading(driver=driver, devices=devices)
 
     def _device(self, index: int, xids: dict[str, list[int]]) -> Device | None:
-        """``xids`` that belong to this GPU are taken out."""
-        uuid, mine = "", tuple[int, ...]()
+        """Return the reading of one GPU, and remove its XIDs from ``xids``.
+
+        Return None for a GPU that this process may not use.
+        """
+        uuid, own_xids = "", tuple[int, ...]()
         try:
             handle = self._required(self._library.nvmlDeviceGetHandleByIndex, index)
             uuid = str(self._required(self._library.nvmlDeviceGetUUID, handle))
-            mine = tuple(xids.pop(uuid, ()))
-            return self._read(index, handle, uuid, mine)
+            own_xids = tuple(xids.pop(uuid, ()))
+            return self._read(index, handle, uuid, own_xids)
         except _Lost:
-            return Device(index=index, uuid=uuid, lost=True, xids=mine)
-        except _NotOurs:
+            return Device(index=index, uuid=uuid, lost=True, xids=own_xids)
+        except _NotPermitted:
             return None
 
     def _read(self, index: int, handle: Any, uuid: str, xids: tuple[int, ...]) -> Device:
+        """Return the reading of a GPU that answers. Raise _Lost if it stops to answer."""
         library, errors = self._library, list[str]()
 
         def ask(call: str, *arguments: Any) -> Any:
@@ -187,12 +202,13 @@ class Nvml:
         )
 
     def _steady_reasons(self, ask: Callable[..., Any]) -> int | None:
-        """Why clocks were held down at every one of a few looks."""
+        """Return the bits of the reasons that held the clocks down in all of a few looks.
+
+        Return None if the GPU does not report reasons.
+        """
         steady: int | None = None
         for look in range(_LOOKS):
-            reasons = ask(
-                "nvmlDeviceGetCurrentClocksThrottleReasons"
-            )  # older drivers know this name only
+            reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # older drivers' name
             if reasons is None:
                 return None
             steady = reasons if steady is None else steady & reasons
@@ -202,35 +218,46 @@ class Nvml:
         return steady
 
     def _recovery_action(self, ask: Callable[..., Any]) -> int | None:
-        """What the driver wants done: what XID 154 told, readable afterwards, too. Since driver R565."""
+        """Return the number of the action that the driver asks for, as XID 154 does.
+
+        Return None for a driver before R565, which does not report it.
+        """
         values = ask("nvmlDeviceGetFieldValues", [_FIELD_RECOVERY_ACTION])
         if not values or values[0].nvmlReturn != 0:
             return None
         return int(values[0].value.uiVal)
 
     def _required(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What must be known of a GPU to read any more of it: where it fails, the GPU cannot be used."""
+        """Return the result of a call without which the GPU cannot be used.
+
+        Raise _NotPermitted if this process may not use the GPU, and _Lost at any other error.
+        """
         try:
             return call(*arguments)
         except self._library.NVMLError as error:
-            raise (_NotOurs if error.value == _NO_PERMISSION else _Lost)(str(error)) from None
+            raise (_NotPermitted if error.value == _NO_PERMISSION else _Lost)(str(error)) from None
 
     def _ask(
         self, call: Callable[..., Any] | None, *arguments: Any, errors: list[str] | None = None
     ) -> Any:
-        """What ``call`` says; None where it cannot say it. Raises _Lost if the GPU is gone."""
+        """Return the result of ``call``; None if it is unsupported or fails.
+
+        An error that is neither a lack of support nor of permission is added to ``errors``, once.
+        Raise _Lost if the GPU is gone.
+        """
         try:
             return call(*arguments) if call is not None else None
         except self._library.NVMLError as error:
             if error.value == _GPU_IS_LOST:
                 raise _Lost(str(error)) from None
-            if error.value not in _UNTOLD and errors is not None:
+            if error.value not in _UNSUPPORTED and errors is not None:
                 text = f"{error} ({error.value})"
                 errors.extend([text] if text not in errors else [])
             return None
 
 
 def _import() -> Any:
+    """Return the module ``pynvml``. Raise NoGpu if it is not installed."""
     try:
         import pynvml
     except ImportError:
@@ -239,7 +266,10 @@ def _import() -> Any:
 
 
 def read(library: Any = None) -> GpuReading:
-    """One reading. A machine without GPUs, without a driver or without ``nvidia-ml-py`` says so in it."""
+    """Open NVML, and return one reading of all GPUs.
+
+    On a machine without GPUs, driver or ``nvidia-ml-py``, the reading has the reason.
+    """
     try:
         nvml = Nvml(library)
     except NoGpu as error:

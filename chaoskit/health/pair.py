@@ -1,6 +1,12 @@
-"""The network between two nodes: connect, round trips, and one stream each way, over a connection that both prove.
+"""Test of the network between two nodes over an authenticated connection.
 
-By hand the side that listens exists only while somebody tests; in a run it is the keeper of each node.
+It measures the time to connect, round trips, and one stream each way. In a test by hand, the
+listening side exists only for the time of the test; in a run it is the checkpoint daemon of each
+node.
+
+-> ``daemon/link_probe.py``: tests in a run. ``coordinator/detectors/link_speed.py`` and
+``coordinator/detectors/newcomers.py``: when they are made.
+-> ``coordinator/detectors/links.py``: nodes that are cut off altogether.
 """
 
 from __future__ import annotations
@@ -18,19 +24,19 @@ from chaoskit.errors import ChaoskitError, Refused
 from chaoskit.health import tcp
 from chaoskit.health.clock import ahead_ms
 from chaoskit.health.finding import at_least, at_most, bad, good
-from chaoskit.health.limits import Limits
+from chaoskit.health.limits import HealthLimits
 from chaoskit.health.pair_protocol import (
     Digest,
     Echo,
     Echoed,
     Give,
-    Look,
+    LinkTooSlow,
+    LookAtConnection,
     Seen,
     Take,
-    TooSlow,
     decode,
-    give,
-    take,
+    receive_stream,
+    send_stream,
 )
 from chaoskit.process.linux import lower_priority
 from chaoskit.wire import frames
@@ -42,22 +48,25 @@ STREAM_BYTES = 16 * 2**20
 _SILENT_S = 10.0
 _LIMIT_S = 300.0
 _TESTS_MAX = 16
-_RAMP_TRIPS = 6  # 10 segments, and twice as many with each round trip: 256 KiB are through in five
+_RAMP_TRIPS = 6  # TCP sends 10 segments, and doubles them with each round trip: 256 KiB take five
 _RAMP_LEAST = 0.01
 _MB = 1e6
 
 
 class PairServer:
-    """Answers pair tests of whoever knows the token, until it is closed. Those who test at once share the way.
+    """Server of pair tests for clients that know the token, from its construction to its close.
+
+    Concurrent tests share the bandwidth. At most 16 run at a time, and more clients wait.
 
     Args:
-        listener: a listening socket, which is ours from now on.
-        niceness: of the threads that answer.
-        silent_s: whoever says nothing for so long is sent away.
+        token: the token that clients must know.
+        listener: a listening socket, which the server closes.
+        niceness: niceness of the threads that answer.
+        silent_s: time after which a silent client is disconnected.
 
     Attributes:
-        address: host and port where it listens.
-        served: tests that began.
+        address: host and port of the listener.
+        served: number of tests that began.
     """
 
     def __init__(
@@ -66,7 +75,7 @@ class PairServer:
         self._token, self._listener, self._silent_s, self.served = token, listener, silent_s, 0
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._tests: dict[socket.socket, threading.Thread] = {}
-        self._room = threading.BoundedSemaphore(_TESTS_MAX)
+        self._free_tests = threading.BoundedSemaphore(_TESTS_MAX)
         self._lock, self._closed = threading.Lock(), False
         self._thread = threading.Thread(
             target=self._serve, args=(niceness,), name="pair-tests", daemon=True
@@ -85,22 +94,23 @@ class PairServer:
         self.close()
 
     def close(self) -> None:
-        """End the tests that are under way, and listen no more."""
+        """End the running tests, and stop to listen. Waits for the threads."""
         with self._lock:
             self._closed = True
             tests = dict(self._tests)
-            for one in (self._listener, *tests):
-                with suppress(OSError):  # it has ended by itself
-                    one.shutdown(socket.SHUT_RDWR)
+            for endpoint in (self._listener, *tests):
+                with suppress(OSError):  # the connection has ended by itself
+                    endpoint.shutdown(socket.SHUT_RDWR)
         for thread in (self._thread, *tests.values()):
             thread.join()
         self._listener.close()
 
     def _serve(self, niceness: int) -> None:
+        """Start a thread for each client until the server is closed, a limited number at a time."""
         if niceness:
-            lower_priority(niceness)  # of the threads that are started here, too
+            lower_priority(niceness)  # holds for the threads that are started here, too
         for connection in proven(self._listener, self._token, timeout_s=self._silent_s):
-            self._room.acquire()
+            self._free_tests.acquire()
             thread = threading.Thread(
                 target=self._test, args=(connection,), name="pair-test", daemon=True
             )
@@ -112,16 +122,18 @@ class PairServer:
                 thread.start()
 
     def _test(self, connection: socket.socket) -> None:
+        """Answer one client, and close the connection. Errors are dropped."""
         try:
-            with suppress(OSError, ChaoskitError):  # the other side tells its user what it met
+            with suppress(OSError, ChaoskitError):  # the other side reports the problem to its user
                 self._answer(connection)
         finally:
             with self._lock:
                 del self._tests[connection]
                 connection.close()
-            self._room.release()
+            self._free_tests.release()
 
     def _answer(self, connection: socket.socket) -> None:
+        """Answer the requests of one client until the connection fails or ends, which raises."""
         connection.settimeout(self._silent_s)
         with self._lock:
             self.served += 1
@@ -130,13 +142,13 @@ class PairServer:
                 case Echo(number):
                     frames.send(connection, Echoed(number, time.time_ns()))
                 case Take(size_bytes):
-                    frames.send(connection, Digest(take(connection, size_bytes)))
+                    frames.send(connection, Digest(receive_stream(connection, size_bytes)))
                 case Give(size_bytes):
-                    frames.send(connection, Digest(give(connection, size_bytes)))
-                case Look():
+                    frames.send(connection, Digest(send_stream(connection, size_bytes)))
+                case LookAtConnection():
                     frames.send(connection, Seen(tcp.path(connection).mb_s))
                 case _:
-                    raise Refused("not a request of a pair test")
+                    raise Refused("the message is not a request of a pair test")
 
 
 def read(
@@ -149,35 +161,46 @@ def read(
     silent_s: float = _SILENT_S,
     limit_s: float = _LIMIT_S,
 ) -> PairReading:
-    """Test the way to a :class:`PairServer`, and back.
+    """Test the path to a :class:`PairServer`, and back, and return the reading.
+
+    A failure is not raised: the reading has it as ``error``, beside the measurements before it.
 
     Args:
-        node: the name of the other side.
-        silent_s: the other side is given up when it says nothing for so long.
-        limit_s: and when the whole test takes longer, whatever it says.
+        address: host and port of the server.
+        token: secret that the server knows.
+        node: name of the other side, for the reading.
+        pings: number of round trips.
+        stream_bytes: size of the stream in each direction.
+        silent_s: time after which a silent other side is given up.
+        limit_s: time limit of the whole test, which is checked during the streams.
     """
-    known = PairReading(address=f"{address[0]}:{address[1]}", node=node)
+    reading = PairReading(address=f"{address[0]}:{address[1]}", node=node)
     began_s = time.monotonic()
     try:
         with frames.connect(address, token, silent_s) as connection:
-            known = msgspec.structs.replace(known, connect_ms=(time.monotonic() - began_s) * 1e3)
+            reading = msgspec.structs.replace(
+                reading, connect_ms=(time.monotonic() - began_s) * 1e3
+            )
             connection.settimeout(silent_s)
             rtt_ms, offset_ms = _ping(connection, pings)
             path_ms = tcp.path(connection).rtt_ms
-            known = msgspec.structs.replace(
-                known, rtt_ms=rtt_ms, offset_ms=offset_ms, path_ms=path_ms
+            reading = msgspec.structs.replace(
+                reading, rtt_ms=rtt_ms, offset_ms=offset_ms, path_ms=path_ms
             )
-            return _stream(connection, stream_bytes, known, began_s + limit_s)
+            return _stream(connection, stream_bytes, reading, began_s + limit_s)
     except TimeoutError:
-        return msgspec.structs.replace(known, error=f"silent for {silent_s:g} s")
-    except TooSlow:
-        return msgspec.structs.replace(known, error=f"not through in {limit_s:g} s")
+        return msgspec.structs.replace(reading, error=f"silent for {silent_s:g} s")
+    except LinkTooSlow:
+        return msgspec.structs.replace(reading, error=f"not finished in {limit_s:g} s")
     except (OSError, Refused) as error:
-        return msgspec.structs.replace(known, error=str(error))
+        return msgspec.structs.replace(reading, error=str(error))
 
 
 def _ping(connection: socket.socket, pings: int) -> tuple[tuple[float, ...], float]:
-    """Round trips in ms, and the offset of the other clock in ms, from the shortest of them."""
+    """Return the times of ``pings`` round trips and the offset of the other clock, both in ms.
+
+    The offset is positive if the other clock is ahead. Raise Refused at a wrong answer.
+    """
     trips = []
     for number in range(pings):
         sent_ns, sent_wall_ns = time.monotonic_ns(), time.time_ns()
@@ -185,47 +208,57 @@ def _ping(connection: socket.socket, pings: int) -> tuple[tuple[float, ...], flo
         echoed = frames.receive(connection, decode)
         rtt_ns = time.monotonic_ns() - sent_ns
         if not isinstance(echoed, Echoed) or echoed.number != number:
-            raise Refused("not the echo of a pair test")
+            raise Refused("the answer is not the echo of a pair test")
         trips.append((rtt_ns / 1e6, ahead_ms(echoed.wall_ns, sent_wall_ns, rtt_ns)))
     return tuple(rtt_ms for rtt_ms, _ in trips), min(trips)[1]
 
 
 def _stream(
-    connection: socket.socket, size_bytes: int, known: PairReading, until_s: float
+    connection: socket.socket, size_bytes: int, reading: PairReading, until_s: float
 ) -> PairReading:
+    """Send a stream, receive another one, and return the reading with both rates.
+
+    Raise LinkTooSlow if the monotonic clock passes ``until_s``.
+    """
     began_s = time.monotonic()
     frames.send(connection, Take(size_bytes))
-    mine = give(connection, size_bytes, until_s)
-    theirs = frames.receive(connection, decode)
+    sent_digest = send_stream(connection, size_bytes, until_s)
+    reported_digest = frames.receive(connection, decode)
     sent_s = time.monotonic()
     path_sent_mb_s = tcp.path(connection).mb_s
     frames.send(connection, Give(size_bytes))
-    received = take(connection, size_bytes, until_s)
-    promised = frames.receive(connection, decode)
+    received_digest = receive_stream(connection, size_bytes, until_s)
+    promised_digest = frames.receive(connection, decode)
     received_s = time.monotonic()
-    frames.send(connection, Look())
-    seen = frames.receive(connection, decode)
+    frames.send(connection, LookAtConnection())
+    report = frames.receive(connection, decode)
     return msgspec.structs.replace(
-        known,
+        reading,
         sent_mb_s=size_bytes / _MB / (sent_s - began_s),
         received_mb_s=size_bytes / _MB / (received_s - sent_s),
-        intact=theirs == Digest(mine) and promised == Digest(received),
+        intact=reported_digest == Digest(sent_digest)
+        and promised_digest == Digest(received_digest),
         path_sent_mb_s=path_sent_mb_s,
-        path_received_mb_s=seen.mb_s if isinstance(seen, Seen) else 0.0,
+        path_received_mb_s=report.mb_s if isinstance(report, Seen) else 0.0,
     )
 
 
-def of_path(reading: PairReading, stream_bytes: int) -> PairReading:
-    """The same, as good as the way itself: without what else took the time of a small test.
+def without_overhead(reading: PairReading, stream_bytes: int) -> PairReading:
+    """Return a reading of the path alone, without the overhead of a small test.
 
-    Beside a training both processes wait for a CPU or a lock most of the time: the kernels know better. And a short
-    stream that has far to go is over before TCP has found out how much fits in.
+    Its only round trip is the shortest. Beside a training, both processes wait for a CPU or a lock
+    most of the time: the measurements of the kernels are better. A short stream over a long path is
+    over before TCP has found its rate.
+
+    Args:
+        reading: the reading of a test; its error is kept.
+        stream_bytes: size of the stream in each direction of that test.
     """
     best_ms = min((*reading.rtt_ms, *([reading.path_ms] if reading.path_ms else [])), default=0.0)
     ramp_s = _RAMP_TRIPS * best_ms / 1e3
 
-    def without_ramp(*seen_mb_s: float) -> float:
-        if not (mb_s := max(seen_mb_s)):
+    def without_ramp(*rates_mb_s: float) -> float:
+        if not (mb_s := max(rates_mb_s)):
             return 0.0
         took_s = stream_bytes / _MB / mb_s
         return stream_bytes / _MB / max(took_s - ramp_s, took_s * _RAMP_LEAST)
@@ -238,41 +271,55 @@ def of_path(reading: PairReading, stream_bytes: int) -> PairReading:
     )
 
 
-def judge(reading: PairReading, limits: Limits) -> list[Finding]:
-    """Whether two nodes can train together over this way."""
-    look = "look at the link between the two (ethtool -S, ip -s link), and at who else uses it"
+def judge(reading: PairReading, limits: HealthLimits) -> list[Finding]:
+    """Return the findings on a path over which two nodes are to train.
+
+    If the test failed, the error is the only finding. Changed bytes are bad; a slow path or an
+    offset of the clocks is a warning or bad, by the limits.
+    """
+    link_remedy = "check the link between the nodes (ethtool -S, ip -s link), and its other traffic"
     if reading.error:
-        remedy = "see that the other side listens, that no firewall is between, and that both have the same token"
+        remedy = (
+            "check that the other side listens, that no firewall blocks it, "
+            "and that both sides have the same token"
+        )
         return [bad("pair.reached", "no", remedy, f"{reading.address}: {reading.error}")]
-    found = [
+    findings = [
         good("pair.reached", "yes", reading.address),
-        at_most("pair.connect_ms", reading.connect_ms, bad=limits.pair_connect_max_ms, remedy=look),
+        at_most(
+            "pair.connect_ms",
+            reading.connect_ms,
+            bad=limits.pair_connect_max_ms,
+            remedy=link_remedy,
+        ),
     ]
     if reading.rtt_ms:
         rtt_ms, most_ms = statistics.median(reading.rtt_ms), max(reading.rtt_ms)
         warn, most = limits.pair_rtt_warn_ms, limits.pair_rtt_max_ms
-        found.append(
+        findings.append(
             at_most(
                 "pair.rtt_ms",
                 rtt_ms,
                 warn=warn,
                 bad=most,
-                remedy=look,
-                detail=f"most {most_ms:.3g}",
+                remedy=link_remedy,
+                detail=f"longest {most_ms:.3g}",
             )
         )
         warn, most = limits.clock_offset_warn_ms, limits.clock_offset_max_ms
-        ntp = "let both nodes follow the same NTP servers"
-        found.append(
-            at_most("clock.offset_ms", abs(reading.offset_ms), warn=warn, bad=most, remedy=ntp)
+        ntp_remedy = "synchronise both nodes with the same NTP servers"
+        findings.append(
+            at_most(
+                "clock.offset_ms", abs(reading.offset_ms), warn=warn, bad=most, remedy=ntp_remedy
+            )
         )
     warn, least = limits.pair_throughput_warn_mb_s, limits.pair_throughput_min_mb_s
-    for what, value in (
+    for what, rate_mb_s in (
         ("pair.sent_mb_s", reading.sent_mb_s),
         ("pair.received_mb_s", reading.received_mb_s),
     ):
-        found.append(at_least(what, value, warn=warn, bad=least, remedy=look))
+        findings.append(at_least(what, rate_mb_s, warn=warn, bad=least, remedy=link_remedy))
     if reading.intact:
-        return [*found, good("pair.intact", "yes")]
-    remedy = "keep the node out: bytes change on the way, which checksums of TCP did not show"
-    return [*found, bad("pair.intact", "no", remedy)]
+        return [*findings, good("pair.intact", "yes")]
+    remedy = "keep the node out: bytes change in transit, undetected by the checksums of TCP"
+    return [*findings, bad("pair.intact", "no", remedy)]

@@ -1,4 +1,11 @@
-"""The list of nodes that are kept out, until a person releases them: one file, changed as a whole under a lock."""
+"""List of nodes that are kept out until a person releases them.
+
+It is one file, changed as a whole under a lock.
+
+-> ``launcher/quarantined.py``: keeps these nodes out of a run, and strikes out those that passed.
+-> ``cli/machine/node.py``: adds and releases. ``coordinator/detectors/fitness.py``: unfit nodes of
+one run, which are on no list.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +25,13 @@ from chaoskit.process.linux import user_at_host
 
 _FILE, _LOCK = "quarantine.json", "quarantine.lock"
 _VARIABLE = "XDG_STATE_HOME"
-_READ_ONLY = f"make it writable, or set {_VARIABLE} to a directory that can be written"
+_READ_ONLY_REMEDY = f"make it writable, or set {_VARIABLE} to a directory that can be written"
 
 
 def state_directory() -> Path:
-    """Return where the list of this user is kept: ``$XDG_STATE_HOME/chaoskit``, or ``~/.local/state/chaoskit``.
+    """Return the directory of this user's list.
+
+    It is ``$XDG_STATE_HOME/chaoskit``, or ``~/.local/state/chaoskit``.
 
     Raises:
         BadInput: if the user has no home directory, and the variable is not set.
@@ -30,11 +39,19 @@ def state_directory() -> Path:
     return user_directory(_VARIABLE, ".local/state")
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A node that is kept out, or that was released and has yet to prove itself.
+class QuarantineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Node that is kept out, or that was released and has yet to pass its health check.
 
-    ``since``, ``released``: wall-clock times, ISO 8601 in UTC; ``released`` is "" while it is kept out. ``evidence``:
-    what was found, one line each.
+    Attributes:
+        node: name of the node.
+        reason: reason for which the node is kept out. Adding it again before its release does not
+            change reason, time and user.
+        since: wall-clock time since which it is kept out, ISO 8601 in UTC.
+        by: user that kept the node out, such as ``user@host``.
+        evidence: findings, one line each.
+        released: wall-clock time of the release; "" while the node is kept out.
+        released_by: user that released it.
+        released_because: reason of the release.
     """
 
     node: str
@@ -48,122 +65,167 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def on_probation(self) -> bool:
-        """Whether it was released, and must prove itself before it is used."""
+        """True if the node was released, and must pass its health check before it is used."""
         return bool(self.released)
 
 
 class _Content(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of the file: its version, and the entries by node."""
+
     version: int = 1
-    entries: dict[str, Entry] = {}
+    entries: dict[str, QuarantineEntry] = {}
 
 
 class Quarantine:
-    """Several processes may use the same directory at once; a process that is killed leaves the list as it was.
+    """List of nodes that are kept out.
+
+    Several processes may use the same directory at once; a process that is killed leaves the list
+    as it was.
 
     Args:
-        directory: made when something is written.
+        directory: directory of the list, made when an entry is written.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory, self.path = directory, directory / _FILE
 
-    def entries(self) -> list[Entry]:
-        """All of it, by name.
+    def entries(self) -> list[QuarantineEntry]:
+        """Return all entries, sorted by node; [] without a file.
 
         Raises:
-            BadInput: if the file cannot be read as what it is: nobody is let in because a list was damaged.
+            BadInput: if the file cannot be read, is damaged or is of another version. It does not
+                count as an empty list, which would admit every node.
         """
         return sorted(self._read().entries.values(), key=lambda entry: entry.node)
 
     def kept_out(self) -> tuple[str, ...]:
-        """Nodes that may not be used."""
+        """Return the names of the nodes that may not be used, without the released ones.
+
+        Raise BadInput as :meth:`entries` does.
+        """
         return tuple(entry.node for entry in self.entries() if not entry.on_probation)
 
     def on_probation(self) -> tuple[str, ...]:
-        """Nodes that were released, and must prove themselves before they are used."""
+        """Return the names of released nodes, which must pass a health check before they are used.
+
+        Raise BadInput as :meth:`entries` does.
+        """
         return tuple(entry.node for entry in self.entries() if entry.on_probation)
 
-    def add(self, node: str, reason: str, evidence: Sequence[str] = (), by: str = "") -> Entry:
-        """Keep ``node`` out. What is known of one that is kept out already stays, and evidence is added to it.
+    def add(
+        self, node: str, reason: str, evidence: Sequence[str] = (), by: str = ""
+    ) -> QuarantineEntry:
+        """Write an entry that keeps ``node`` out, and return it.
+
+        The entry of a node that is kept out already stays, and evidence is added to it. That of a
+        released node is replaced, but its evidence is kept.
+
+        Args:
+            evidence: findings, one line each.
+            by: user that keeps the node out; "" for the user of this process.
 
         Raises:
-            BadInput: if no node can have that name, without a reason, or if the list cannot be written.
+            BadInput: if the name is invalid, the reason is empty, or the list is damaged or cannot
+                be written.
         """
         require_node_name("node", node)
         if not reason.strip():
-            raise BadInput("reason", reason, "say why: whoever releases it must know")
+            raise BadInput(
+                "reason", reason, "give the cause, which must be known to release the node"
+            )
         with self._changing() as content:
-            known = content.entries.get(node)
-            told = dict.fromkeys((*(known.evidence if known is not None else ()), *evidence))
-            if known is None or known.on_probation:
-                known = Entry(node=node, reason=reason, since=_now(), by=by or user_at_host())
-            content.entries[node] = entry = msgspec.structs.replace(known, evidence=tuple(told))
+            present = content.entries.get(node)
+            lines = dict.fromkeys((*(present.evidence if present is not None else ()), *evidence))
+            if present is None or present.on_probation:
+                present = QuarantineEntry(
+                    node=node, reason=reason, since=_now(), by=by or user_at_host()
+                )
+            content.entries[node] = entry = msgspec.structs.replace(present, evidence=tuple(lines))
         return entry
 
-    def release(self, node: str, reason: str, by: str = "") -> Entry:
-        """A person answers for ``node``: it may come back when it has proved itself.
+    def release(self, node: str, reason: str, by: str = "") -> QuarantineEntry:
+        """Release ``node`` on a person's word, and return its changed entry.
+
+        The node may come back once it passes its health check.
+
+        Args:
+            by: user that releases the node; "" for the user of this process.
 
         Raises:
-            BadInput: if it is not kept out, or without a reason.
+            BadInput: if the name is invalid, the node is not kept out, the reason is empty, or the
+                list is damaged or cannot be written.
         """
         require_node_name("node", node)
         if not reason.strip():
-            raise BadInput("reason", reason, "say what was done about it")
+            raise BadInput("reason", reason, "describe the repair of the node")
         with self._changing() as content:
-            known = content.entries.get(node)
-            if known is None or known.on_probation:
+            present = content.entries.get(node)
+            if present is None or present.on_probation:
                 names = ", ".join(
-                    sorted(one.node for one in content.entries.values() if not one.on_probation)
+                    sorted(
+                        other.node for other in content.entries.values() if not other.on_probation
+                    )
                 )
                 raise BadInput(
-                    "node", node, f"name a node that is kept out: {names or 'there is none'}"
+                    "node", node, f"name a node that is kept out: {names or 'no node is'}"
                 )
             content.entries[node] = entry = msgspec.structs.replace(
-                known, released=_now(), released_by=by or user_at_host(), released_because=reason
+                present, released=_now(), released_by=by or user_at_host(), released_because=reason
             )
         return entry
 
     def prove(self, node: str) -> bool:
-        """``node`` has passed its health check: if it was released, it is as good as any other. Whether it was."""
+        """Remove the entry of a released node that has passed its health check.
+
+        Return True if there was such an entry; otherwise the list is unchanged. Raise BadInput if
+        the list is damaged or cannot be written.
+        """
         if node not in self.on_probation():
-            return False  # nothing to be changed, and so nothing to be written
+            return False  # no change, so the file is not written
         with self._changing() as content:
-            known = content.entries.get(node)
-            proved = known is not None and known.on_probation
-            if proved:
+            present = content.entries.get(node)
+            is_removed = present is not None and present.on_probation
+            if is_removed:
                 del content.entries[node]
-        return proved
+        return is_removed
 
     def _read(self) -> _Content:
+        """Return the content of the file, or an empty one if there is no file.
+
+        Raise BadInput if the file cannot be read, is damaged, or is of another version.
+        """
         try:
             content = msgspec.json.decode(self.path.read_bytes(), type=_Content)
         except (FileNotFoundError, NotADirectoryError):
             return _Content()
         except (OSError, msgspec.MsgspecError) as error:
             raise BadInput(
-                "quarantine", str(self.path), f"mend or remove this file: {error}"
+                "quarantine", str(self.path), f"repair or remove this file: {error}"
             ) from None
         if content.version != 1:
             raise BadInput(
                 "quarantine",
                 str(self.path),
-                f"it is of version {content.version}: use a newer chaoskit",
+                f"use a newer chaoskit: the file has version {content.version}",
             )
         for name, entry in content.entries.items():
             if not is_node_name(name) or entry.node != name:
-                remedy = f"mend or remove this file: {name!r} is no name of a node: {GRAMMAR}"
+                remedy = f"repair or remove this file: {name!r} is not a node name: {GRAMMAR}"
                 raise BadInput("quarantine", str(self.path), remedy)
         return content
 
     @contextmanager
     def _changing(self) -> Iterator[_Content]:
-        """The content, to be changed; written when the block ends without an error."""
+        """Yield the content to change, and write it when the block ends without an error.
+
+        Other processes are locked out meanwhile. Raise BadInput if the list cannot be written.
+        """
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             lock = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise BadInput(
-                "quarantine", str(self.path), f"{_READ_ONLY} ({error.strerror})"
+                "quarantine", str(self.path), f"{_READ_ONLY_REMEDY} ({error.strerror})"
             ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process
@@ -174,6 +236,7 @@ class Quarantine:
             os.close(lock)
 
     def _write(self, content: _Content) -> None:
+        """Replace the file, durably. Raise BadInput if that fails."""
         draft = self.path.with_suffix(".new")
         try:
             with draft.open("wb") as file:
@@ -188,9 +251,10 @@ class Quarantine:
                 os.close(directory)
         except OSError as error:
             raise BadInput(
-                "quarantine", str(self.path), f"{_READ_ONLY} ({error.strerror})"
+                "quarantine", str(self.path), f"{_READ_ONLY_REMEDY} ({error.strerror})"
             ) from None
 
 
 def _now() -> str:
+    """Return the wall-clock time in ISO 8601, in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,8 +1,11 @@
-"""XIDs, the numbers under which NVIDIA's driver reports errors of a GPU: whose fault each is, and what helps.
+"""XIDs, the error numbers of NVIDIA's GPU driver: cause, severity and remedy of each.
 
-After the immediate action that https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html names for each:
-what needs a reset or a restart of the machine is bad; where the application is to be restarted, or nothing to be done,
-the node may go on, with a warning where hardware is behind it.
+They follow the immediate action that
+https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html names for each. An XID that
+needs a reset or a restart of the machine is bad. If the application must be restarted, or nothing
+done, the node may go on, with a warning if the hardware is the cause.
+
+-> ``health/nvml.py``: collects the XIDs. ``health/gpu.py``: makes a finding of each.
 """
 
 from __future__ import annotations
@@ -63,14 +66,21 @@ _RESET = {
 }
 _RESTART = {54: "auxiliary power is not connected", 79: "GPU has fallen off the bus"}
 
-_WATCH_REMEDY = "reset the GPU when it is convenient (nvidia-smi -r), and look for more of them"
-_RESET_REMEDY = "reset the GPU (nvidia-smi -r); if it comes back, have the hardware examined"
-_RESTART_REMEDY = "restart the machine, and look at power and PCIe connections"
-_UNKNOWN_REMEDY = "look it up in NVIDIA's XID catalog"
+_WATCH_REMEDY = "reset the GPU when convenient (nvidia-smi -r), and watch for more of these errors"
+_RESET_REMEDY = "reset the GPU (nvidia-smi -r); if the error returns, have the hardware examined"
+_RESTART_REMEDY = "restart the machine, and check power and PCIe connections"
+_UNKNOWN_REMEDY = "look up the XID in NVIDIA's XID catalog"
 
 
 class Xid(NamedTuple):
-    """``application``: it is the job's own fault, which no other node would mend."""
+    """Error number of the driver.
+
+    Attributes:
+        name: description of the error.
+        severity: ``bad`` keeps the node out, ``warn`` does not, ``ok`` is no problem of the node.
+        remedy: advice; "" for an error of the application.
+        application: True if the job caused the error, and would cause it on any other node.
+    """
 
     number: int
     name: str
@@ -79,16 +89,17 @@ class Xid(NamedTuple):
     application: bool = False
 
 
-def _known() -> Iterable[Xid]:
+def _all_xids() -> Iterable[Xid]:
+    """Yield the properties of all XIDs in the tables above."""
     yield from (Xid(number, name, "ok", "", True) for number, name in _APPLICATION.items())
     yield from (Xid(number, name, "warn", _WATCH_REMEDY) for number, name in _WATCH.items())
     yield from (Xid(number, name, "bad", _RESET_REMEDY) for number, name in _RESET.items())
     yield from (Xid(number, name, "bad", _RESTART_REMEDY) for number, name in _RESTART.items())
 
 
-XIDS = {xid.number: xid for xid in _known()}
+XIDS = {xid.number: xid for xid in _all_xids()}
 
 
 def classify(number: int) -> Xid:
-    """What is known of an XID. An unknown one is worth a warning."""
+    """Return the properties of an XID. An unknown one deserves a warning."""
     return XIDS.get(number) or Xid(number, "not in the table of chaoskit", "warn", _UNKNOWN_REMEDY)

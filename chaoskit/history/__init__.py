@@ -1,1 +1,1 @@
-"""What runs have shown over sessions: records of them, where these are kept, and how two sets of them compare."""
+"""Run records over many sessions: their contents, storage, and comparisons of two sets of them."""

@@ -1,4 +1,7 @@
-"""What became of one number of one series, from some runs to others."""
+"""Findings of a comparison: the change of one number of one series between two sets of runs.
+
+-> history/compare.py: the rules by which a number is regressed, unchanged or undecided.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,30 @@ from typing import Literal
 
 import msgspec
 
-from chaoskit.history.ranks import RatioEstimate
+from chaoskit.history.ratio_estimate import RatioEstimate
 
 Unit = Literal["s", "steps", "ratio", "count"]
 
-#: In place of a phase, of a recovery of which more than one grew.
+#: The phase of a finding if more than one phase of a recovery grew.
 WHOLE = "whole"
 
 
 class NumberChange(StrEnum):
-    """What became of one number of one series."""
+    """The change of one number of one series."""
 
     REGRESSED = "regressed"
     BETTER = "better"
     UNCHANGED = "unchanged"
-    UNDECIDED = "undecided"  # too few runs, or too unlike each other
-    INCOMPARABLE = "incomparable"  # seconds of another machine, or of one that was not as fast
-    NO_REFERENCE = "no reference"
+    UNDECIDED = "undecided"  # too few runs, or they differ too much
+    INCOMPARABLE = "incomparable"  # another machine or speed, or a test without comparable runs
+    NO_REFERENCE = "no reference"  # no earlier run has the number
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing was shown: it fails under ``--chaos-strict`` only."""
+        """True if the change remains unclear.
+
+        Such findings fail a session under ``--chaos-strict`` only.
+        """
         return self in (
             NumberChange.UNDECIDED,
             NumberChange.INCOMPARABLE,
@@ -36,16 +42,21 @@ class NumberChange(StrEnum):
 
 
 class NumberFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of one series, before and now.
+    """A number of a series, before and now.
 
     Attributes:
-        metric: such as ``recovery / step``. before, after: its median, or of what is counted the share of runs that
-            missed it; None where there is none.
-        ratio: how many times greater it is now; None for what is counted.
-        reason: why nothing can be said, or what is worse.
-        phase: of a recovery that takes longer, the phase that grew; :data:`WHOLE` if more than one did, "" if that is
-            not known.
-        accepted: why it is no failure that this is worse, and until when; "" where it was not accepted.
+        series: the name of the series; "" for a test without runs.
+        title: the title of its runs, or the name of a test.
+        metric: its name, such as ``recovery / step``; "all" for all numbers, "test" for failures of
+            the test's own assertions.
+        before: the earlier median; for counted numbers, the share of runs that missed it; None if
+            there is none.
+        after: the present one, likewise.
+        ratio: by how much it grew; None for counted numbers, and if one side lacks the number.
+        reason: why the change remains unclear, or what is worse; "" if the numbers tell it.
+        phase: the phase of a longer recovery that grew; :data:`WHOLE` if more than one did, "" if
+            that is not known.
+        accepted: why the regression is no failure, and until when; "" if it was not accepted.
     """
 
     series: str
@@ -62,5 +73,5 @@ class NumberFinding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_failure(self) -> bool:
-        """Whether it is worse, and was not accepted."""
+        """True if the number got worse, and the change was not accepted."""
         return self.change is NumberChange.REGRESSED and not self.accepted

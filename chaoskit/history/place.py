@@ -1,4 +1,8 @@
-"""The machine and the sources of a run: what a reader must know before numbers of two sessions are compared."""
+"""Machine and sources of a run: facts that decide if numbers of two sessions can be compared.
+
+-> history/session.py puts them into the record of a run. history/compare.py: numbers that only runs
+on one machine have in common.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,13 @@ _GIT_S = 10.0
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's sources: the root of their repository, its commit, and whether files differ from it."""
+    """The user's sources.
+
+    Attributes:
+        root: the root of their repository.
+        commit: the commit; "" outside of a repository.
+        is_changed: True if tracked files differ from the commit.
+    """
 
     root: Path
     commit: str = ""
@@ -23,7 +33,10 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sources_at(directory: Path) -> Sources:
-    """The repository that a directory belongs to; the directory itself where it belongs to none."""
+    """Return the repository of a directory, or the directory itself if it belongs to none.
+
+    The directory is also returned, without a commit, if git fails or there is no commit yet.
+    """
     root, commit = (
         _git(directory, "rev-parse", "--show-toplevel"),
         _git(directory, "rev-parse", "HEAD"),
@@ -35,28 +48,39 @@ def sources_at(directory: Path) -> Sources:
 
 
 def _git(directory: Path, *arguments: str) -> str:
+    """Return the output of a git command; "" if it fails."""
     command = ["git", "-C", str(directory), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=False)
+        completed = subprocess.run(
+            command, capture_output=True, text=True, timeout=_GIT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return completed.stdout.strip() if completed.returncode == 0 else ""
 
 
 def machine_of(outcome: Outcome) -> str:
-    """What its seconds depend on: the processor, the cores and the substrate, as the ranks themselves have told."""
-    told = outcome.environment.get("machine") or f"{cpu_model()}, {core_count():g} cores"
+    """Return what durations depend on: processor, cores, device and substrate.
+
+    Processor and cores are those that the ranks reported, else those of this machine. The device
+    is left out if it is the CPU.
+    """
+    processor = outcome.environment.get("machine") or f"{cpu_model()}, {core_count():g} cores"
     device = outcome.settings.get("device", "cpu")
-    return ", ".join([told, *([str(device)] if device != "cpu" else []), outcome.substrate])
+    return ", ".join([processor, *([str(device)] if device != "cpu" else []), outcome.substrate])
 
 
 def covariates_of(outcome: Outcome, sources: Sources) -> dict[str, str]:
-    """What may explain a difference between two sessions."""
-    told = {
+    """Return facts that may explain a difference between two sessions: versions, load, sources.
+
+    Load and changed sources are those of now; they are left out without a commit. Facts that are
+    not known are left out, too.
+    """
+    facts = {
         name: str(outcome.environment.get(name, ""))
         for name in ("chaoskit", "torch", "python", "kernel")
     }
-    if sources.commit:  # else it was made elsewhere, or at another time
-        told["load"] = f"{os.getloadavg()[0]:.1f}"
-        told["sources"] = "changed" if sources.is_changed else ""
-    return {name: value for name, value in told.items() if value}
+    if sources.commit:  # otherwise the run was made elsewhere, or at another time
+        facts["load"] = f"{os.getloadavg()[0]:.1f}"
+        facts["sources"] = "changed" if sources.is_changed else ""
+    return {name: text for name, text in facts.items() if text}

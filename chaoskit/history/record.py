@@ -1,4 +1,7 @@
-"""One run as a history keeps it: what it was, where it ran, and what it has measured."""
+"""Records of a history: runs with their numbers, plans of series, accepted regressions, nights.
+
+-> history/session.py: records made of the outcomes of runs. history/store.py: files of records.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from chaoskit.history.finding import NumberFinding, Unit
 from chaoskit.runlog.outcome import Outcome, Recovery
 from chaoskit.vocabulary import RECOVERY_PHASES, Verdict
 
-#: Of every record that is written; records of earlier versions are read for ever.
+#: The format version of new records. Records of earlier versions stay readable for ever.
 VERSION = 1
 
 Better = Literal["lower", "higher", ""]
@@ -34,7 +37,12 @@ _LOSSES = "losses equal the twin's"
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One number that a run has shown. ``better``: which way is; "" where neither."""
+    """A number that a run has measured.
+
+    Attributes:
+        value: the number in its unit. A yes is 1 and a no is 0.
+        better: which direction is an improvement; "" if neither is.
+    """
 
     value: float
     unit: Unit
@@ -42,19 +50,26 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="run"):
-    """One run. It is never averaged with others before it is stored.
+    """A run. Runs are stored one by one and are never averaged first.
 
     Attributes:
-        run_id: a UUID that begins with the time (version 7). session: that of all runs of one session.
+        run_id: a UUID that begins with the time (version 7).
+        session: the UUID of the session, which all its runs share; "" until it is added to one.
+        started_unix_ns: the time of its start; 0 if unknown.
         series: equal for runs of one experiment; see :func:`chaoskit.history.series.series_of`.
-        definition: raised by hand where the same experiment measures something else from now on.
-        title: of the test, without the number of a repeat.
-        machine: what seconds depend on. commit: of the user's sources; "" outside of a repository.
-        claimed: False where a test judges its run by itself. test_failed: an assertion of the test failed after it.
-        came_back: whether the training went on after every incident; None where that is not known.
-        faults: as they were asked for, before roles were drawn.
-        covariates: what may explain a difference: versions, load, whether the sources were changed.
-        report: directory of the run, where it was made.
+        definition: is raised by hand when the same experiment begins to measure something else.
+        title: the title of the test, without the number of a repeat. The second run of a test and
+            later ones have the suffix `` #2`` and so on.
+        machine: the hardware that the durations depend on.
+        commit: the commit of the user's sources; "" outside of a repository.
+        claimed: False if a test judges its run by itself.
+        test_failed: True if an assertion of the test failed after the run.
+        came_back: True if the training went on after every incident; None if that is not known.
+        faults: the kinds of the faults that were asked for.
+        metrics: its numbers by name; see :data:`KNOWN`.
+        covariates: facts that may explain a difference: versions, load, whether the sources were
+            changed.
+        report: the directory of the run, on the machine where it was made.
     """
 
     version: int = VERSION
@@ -79,7 +94,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
 
 class SeriesRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="series"):
-    """What all runs of a series have in common: with its plan and a seed one of them is run again."""
+    """The part of a plan that all runs of a series share.
+
+    With a seed, it is enough to run one again.
+    """
 
     version: int = VERSION
     series: str
@@ -87,10 +105,12 @@ class SeriesRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
 
 class AcceptedRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="accepted"):
-    """That a series is slower than it was, and why that is no failure.
+    """A statement that a series may be worse than it was, and the reason why that is no failure.
 
     Attributes:
-        metric: the number that is worse; "" for each of them. until: the last day of it, in UTC. by: user@host.
+        metric: the number that is worse; "" for all numbers.
+        until: the last day on which the statement applies, in UTC.
+        by: its author, as user@host.
     """
 
     version: int = VERSION
@@ -105,9 +125,12 @@ class NightUnit(msgspec.Struct, frozen=True, kw_only=True):
     """A test in one part of a night.
 
     Attributes:
-        runs: that were made. failures: in how many an assertion of the test failed, and their runs passed. troubles:
-            why some failed, each once. why_not: why it did not run, or not as often as it should; "" where it did.
-        session: of its runs, in the history.
+        runs: the number of runs that were made.
+        verdicts: the number of runs of each verdict, without those that the test judges itself.
+        failures: the number of repeats in which the test failed although all their runs passed.
+        troubles: the reasons of failures and skips, each once.
+        session: the session of the runs in the history; "" for a comparison.
+        why_not: why the test did not run, or not as often as planned; "" if it ran in full.
     """
 
     part: Literal["control", "experiments", "comparison"]
@@ -122,15 +145,24 @@ class NightUnit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NightRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="night"):
-    """A night of experiments, when it was over.
+    """A night of experiments, written when the night is over.
 
     Attributes:
-        night: its UUID. name: that of its plan. commit: what it has tested. is_changed: whether files differed from it.
-        seconds: of tests, and of what is around them since it went on after a kill. exit_code: as of the command.
-        reason: why it ended early; "" where it did not.
-        findings: of its comparison with ``against``, a commit. slas: lines with their states.
-        missing: what was planned and did not run, and why. environment: what may explain a difference to other nights.
-        lines: further ones that people must see, such as what was left behind.
+        night: its UUID.
+        name: the name of its plan.
+        commit: the tested commit.
+        is_changed: True if files differed from the commit.
+        seconds: the duration of all tests, and of the work around them since the night was last
+            started or resumed.
+        exit_code: the exit code of the command.
+        reason: why it ended early; "" if it did not.
+        units: the tests that were complete.
+        against: the version that it was compared with; "" without a comparison.
+        findings: the findings of the comparison with ``against``.
+        slas: lines with their states, as :class:`chaoskit.sla.judge.Judged` in JSON values.
+        missing: planned tests that did not run, each with the reason.
+        environment: facts that may explain a difference between nights.
+        lines: other lines that must be shown, such as resources that were left behind.
     """
 
     version: int = VERSION
@@ -155,17 +187,20 @@ HistoryRecord = RunRecord | SeriesRecord | AcceptedRecord | NightRecord
 
 
 def new_id() -> str:
-    """A UUID of version 7: names that are made later sort later, and no two writers make the same (RFC 9562)."""
-    made = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
-    made = made & ~(0xF << 76) | 0x7 << 76
-    return str(UUID(int=made & ~(0x3 << 62) | 0x2 << 62))
+    """Return a new UUID of version 7 (RFC 9562).
+
+    UUIDs of later milliseconds sort later, and no two writers make the same.
+    """
+    bits = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    bits = bits & ~(0xF << 76) | 0x7 << 76
+    return str(UUID(int=bits & ~(0x3 << 62) | 0x2 << 62))
 
 
 def came_back(run: RunRecord) -> bool:
-    """Return whether the training went on after every incident.
+    """Return True if the training went on after every incident.
 
-    A run whose ``assert_recovered`` failed may have come back. Earlier records do not say it: of these, runs that
-    passed did, and those that count as recovered.
+    A run whose ``assert_recovered`` failed may have come back. Earlier records do not contain the
+    fact: such a run came back if it passed or if it counts as recovered.
     """
     if run.came_back is not None:
         return run.came_back
@@ -174,17 +209,22 @@ def came_back(run: RunRecord) -> bool:
 
 
 def passed(run: RunRecord) -> bool:
-    """Return whether a run and its test passed; of a record without that number, whether the run did."""
-    found = run.metrics.get(PASSED)
-    return run.verdict is Verdict.PASSED if found is None else bool(found.value)
+    """Return True if a run and its test passed.
+
+    A record without the number ``passed`` is judged by the verdict of the run.
+    """
+    metric = run.metrics.get(PASSED)
+    return run.verdict is Verdict.PASSED if metric is None else bool(metric.value)
 
 
 def metrics_of(outcome: Outcome) -> dict[str, Metric]:
-    """What a run has measured, as far as it is known.
+    """Return the numbers that a run has measured, as far as they are known.
 
-    ``recovery`` and its phases are of the slowest recovery, in seconds from the fault to the first step that all ranks
-    have finished. ``step`` is the median step before that fault, or of all where there was none. ``bound`` is what the
-    plain operations alone would take of that recovery.
+    ``recovery`` and its phases describe the slowest recovery, in seconds from the fault to the
+    first step that all ranks have finished. ``step`` is the median step before that fault, or of
+    all steps if there was no fault. ``bound`` is the part of that recovery that its plain
+    operations alone would take. ``exposure`` is the longest time in
+    which a piece of a sharded state lacked copies, in seconds.
     """
     return {
         name: Metric(value, *KNOWN[name]) for name, value in _metrics(outcome) if value is not None
@@ -192,6 +232,7 @@ def metrics_of(outcome: Outcome) -> dict[str, Metric]:
 
 
 def _metrics(outcome: Outcome) -> Iterator[tuple[str, float | None]]:
+    """Yield each number with its value, which is None if it was not measured."""
     yield RECOVERED, None if outcome.recovered is None else float(outcome.recovered)
     if outcome.verdict in (Verdict.PASSED, Verdict.FAILED):
         yield PASSED, float(outcome.result == Verdict.PASSED)
@@ -200,7 +241,7 @@ def _metrics(outcome: Outcome) -> Iterator[tuple[str, float | None]]:
     for check in outcome.checks:
         if check.name == _LOSSES and check.verdict in (Verdict.PASSED, Verdict.FAILED):
             yield LOSSES_EQUAL, float(check.verdict == Verdict.PASSED)
-    slowest = max(outcome.recoveries, key=lambda one: one.seconds, default=None)
+    slowest = max(outcome.recoveries, key=lambda recovery: recovery.seconds, default=None)
     steps = [point.seconds for point in outcome.steps[1:] if point.seconds > 0]
     yield (
         STEP,
@@ -210,7 +251,10 @@ def _metrics(outcome: Outcome) -> Iterator[tuple[str, float | None]]:
         yield from _recovery(slowest)
     yield (
         "exposure",
-        max((one.seconds for one in outcome.exposures if one.seconds is not None), default=None),
+        max(
+            (recovery.seconds for recovery in outcome.exposures if recovery.seconds is not None),
+            default=None,
+        ),
     )
     if outcome.account is not None:
         yield "goodput", outcome.account.goodput
@@ -218,6 +262,7 @@ def _metrics(outcome: Outcome) -> Iterator[tuple[str, float | None]]:
 
 
 def _recovery(slowest: Recovery) -> Iterator[tuple[str, float | None]]:
+    """Yield the total, phases, full strength and bound of the slowest recovery."""
     yield RECOVERY, slowest.seconds
     for span in slowest.spans:
         yield phase_name(span.name), span.seconds
@@ -226,11 +271,11 @@ def _recovery(slowest: Recovery) -> Iterator[tuple[str, float | None]]:
 
 
 def phase_name(phase: str) -> str:
-    """The number that is the length of a phase of a recovery."""
+    """Return the name of the number that holds the length of a phase of a recovery."""
     return f"{RECOVERY}.{phase.replace(' ', '_')}"
 
 
-#: The numbers that a run may have: their units, and which way is better.
+#: The numbers that a run may have: the unit of each, and which direction is better.
 KNOWN: dict[str, tuple[Unit, Better]] = {
     RECOVERED: ("count", "higher"),
     PASSED: ("count", "higher"),

@@ -1,4 +1,8 @@
-"""The series of a run: everything that was chosen for its runs is equal but seed, name, place and deadline."""
+"""Identity of a series: runs that differ only in seed, name, place and deadline belong together.
+
+-> history/session.py: the record of a run, with the name of its series.
+-> history/compare.py compares runs of one series only.
+"""
 
 from __future__ import annotations
 
@@ -18,87 +22,98 @@ from chaoskit.experiment.plan.planfile import FILE_NAME
 from chaoskit.faults.kinds import find_kind
 from chaoskit.runlog.outcome import Outcome
 
-_LENGTH = 16  # hexadecimal digits of a digest: 64 bits
+_DIGEST_DIGITS = 16  # hexadecimal digits of a digest: 64 bits
 _SECRET = re.compile(r"(?i)(api.?key|access.?key|token|secret|password|credential)")
 _HIDDEN = "***"
-#: An absolute path, alone or in a word such as --data=/tmp/x; not what follows the scheme of another URL.
+#: An absolute path, alone or in a word such as --data=/tmp/x. Of URLs, only file:// matches.
 _PATH = re.compile(r"(?:(?<=^)|(?<=[=,\s])|(?<=file:/{2}))/[^\s=,;:'\"]+")
 
 
 def plan_of(directory: Path) -> dict[str, Any]:
-    """The plan in the directory of a run. Raises BadInput if there is none."""
+    """Return the plan in the directory of a run. Raise BadInput if there is none."""
     path = directory / FILE_NAME
     try:
-        found: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict)
+        plan: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict)
     except (OSError, msgspec.MsgspecError) as error:
         raise BadInput(
-            "run directory", str(directory), f"name one that holds the plan of its run ({error})"
+            "run directory", str(directory), f"name a directory with the plan of a run ({error})"
         ) from None
-    return found
+    return plan
 
 
 def series_plan(plan: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """The plan that all runs of a series share: with the faults as they were asked for, and without a seed. Files of
-    the repository are named from ``root``, and what looks like a secret is left out.
+    """Return the plan that all runs of a series share.
+
+    It contains the faults as they were asked for, and neither seed nor name. Paths of the job, the
+    command and the working directory that are below ``root`` become relative to it. Values that
+    look like secrets are replaced by ``***``.
     """
-    shared = {name: value for name, value in plan.items() if name not in ("asked", "name")}
+    shared = {name: setting for name, setting in plan.items() if name not in ("asked", "name")}
     for name in ("job", "command"):
         if name in shared:
-            shared[name] = _below(shared[name], root)
-    settings = {name: value for name, value in plan.get("settings", {}).items() if name != "seed"}
+            shared[name] = _relative_to_root(shared[name], root)
+    settings = {
+        name: setting for name, setting in plan.get("settings", {}).items() if name != "seed"
+    }
     if "working_directory" in settings:
-        settings["working_directory"] = _below(settings["working_directory"], root)
-    found = shared | {"faults": plan.get("asked") or plan.get("faults", []), "settings": settings}
-    return {name: _without_secrets(value, name) for name, value in found.items()}
+        settings["working_directory"] = _relative_to_root(settings["working_directory"], root)
+    result = shared | {"faults": plan.get("asked") or plan.get("faults", []), "settings": settings}
+    return {name: _without_secrets(content, name) for name, content in result.items()}
 
 
-def _below(value: Any, root: Path) -> Any:
-    """Paths in the repository as they are named from its root."""
-    if isinstance(value, list):
-        return [_below(item, root) for item in value]
-    path = Path(str(value))
+def _relative_to_root(setting: Any, root: Path) -> Any:
+    """Return a path or a list of words; paths in the repository become relative to its root."""
+    if isinstance(setting, list):
+        return [_relative_to_root(part, root) for part in setting]
+    path = Path(str(setting))
     return (
-        str(path.relative_to(root)) if path.is_absolute() and path.is_relative_to(root) else value
+        str(path.relative_to(root)) if path.is_absolute() and path.is_relative_to(root) else setting
     )
 
 
-def _without_secrets(value: Any, name: str = "") -> Any:
-    """The same without values whose name says that they are secret, in options and on command lines."""
-    if isinstance(value, Mapping):
-        return {key: _without_secrets(item, str(key)) for key, item in value.items()}
-    if isinstance(value, list):
-        hidden, found = False, []
-        for item in value:
-            found.append(_HIDDEN if hidden and isinstance(item, str) else _without_secrets(item))
+def _without_secrets(setting: Any, name: str = "") -> Any:
+    """Return a value of a plan in which secrets are replaced by ``***``.
+
+    A text is a secret if its name, or the option before it on a command line, looks like one.
+    """
+    if isinstance(setting, Mapping):
+        return {key: _without_secrets(content, str(key)) for key, content in setting.items()}
+    if isinstance(setting, list):
+        hidden, words = False, []
+        for word in setting:
+            words.append(_HIDDEN if hidden and isinstance(word, str) else _without_secrets(word))
             hidden = (
-                isinstance(item, str)
-                and item.startswith("-")
-                and "=" not in item
-                and bool(_SECRET.search(item))
+                isinstance(word, str)
+                and word.startswith("-")
+                and "=" not in word
+                and bool(_SECRET.search(word))
             )
-        return found
-    if not isinstance(value, str):
-        return value
+        return words
+    if not isinstance(setting, str):
+        return setting
     if _SECRET.search(name):
         return _HIDDEN
-    option, mark, _ = value.partition("=")
-    return f"{option}={_HIDDEN}" if mark and _SECRET.search(option) else value
+    option, mark, _ = setting.partition("=")
+    return f"{option}={_HIDDEN}" if mark and _SECRET.search(option) else setting
 
 
 def series_of(outcome: Outcome, plan: Mapping[str, Any], root: Path) -> str:
-    """The name of the series of a run.
+    """Return the name of the series of a run.
 
-    It is the digest of the canonical JSON of stack, substrate, job with its options, nodes, spares, reduction, the
-    settings that are not the default, and the faults as they were asked for, with the fields that are not the default.
-    A version of chaoskit that adds a setting or a field so ends no series. Files in the repository are named from its
-    root, a job that lies elsewhere by its contents, and other paths by their last part: temporary directories have
-    other names in each run.
+    It is a digest of canonical JSON: stack, substrate, job or command with its options, steps,
+    nodes, spares, reduction, settings and faults. Settings and fields of faults count only if they
+    are not the default, so that a new setting or field of chaoskit ends no series. The faults are
+    those that were asked for.
+
+    Files in the repository are named relative to its root. A job that lies elsewhere is named by
+    its contents. Temporary paths count as equal, because they have other names in each run. Other
+    paths are named by their last part.
     """
     shared = series_plan(plan, root)
-    told = {
+    identity = {
         "stack": outcome.stack,
         "substrate": outcome.substrate,
-        "job": _job(str(shared["job"])) if shared.get("job") else shared.get("command"),
+        "job": _job_identity(str(shared["job"])) if shared.get("job") else shared.get("command"),
         "watch": shared.get("watch"),
         "steps": shared.get("steps"),
         "reference": shared.get("reference"),
@@ -107,17 +122,22 @@ def series_of(outcome: Outcome, plan: Mapping[str, Any], root: Path) -> str:
         "spares": outcome.spares,
         "reduction": outcome.reduction,
         "settings": _without_secrets(msgspec.to_builtins(outcome.settings)),
-        "faults": [_chosen(fault) for fault in shared["faults"]],
+        "faults": [_changed_fields(fault) for fault in shared["faults"]],
     }
-    return _digest(msgspec.json.encode(_placed(told, root), order="sorted"))
+    return _digest(msgspec.json.encode(_normalize(identity, root), order="sorted"))
 
 
 def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:_LENGTH]
+    """Return the first 16 hexadecimal digits of the SHA-256 digest."""
+    return hashlib.sha256(data).hexdigest()[:_DIGEST_DIGITS]
 
 
-def _job(job: str) -> str:
-    """A job outside of the repository by what is in its file: tests may write one into a temporary directory each."""
+def _job_identity(job: str) -> str:
+    """Return the identity of a job: its name or path in the repository.
+
+    A file outside of the repository is identified by its name and digest, as tests may write the
+    same job into a temporary directory each.
+    """
     path, mark, function = job.partition(":")
     with suppress(OSError):
         if path.startswith("/"):
@@ -125,39 +145,47 @@ def _job(job: str) -> str:
     return job
 
 
-def _chosen(fault: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a fault that are not its kind's default."""
-    found = {name: value for name, value in fault.items() if name != "judged"}
-    with suppress(BadInput):  # a kind that is not installed here
+def _changed_fields(fault: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a fault that differ from the default of its kind, without ``judged``.
+
+    All fields are returned if the kind is not installed here.
+    """
+    changed = {name: content for name, content in fault.items() if name != "judged"}
+    with suppress(BadInput):  # the kind is not installed here
         defaults = {
-            one.name: msgspec.to_builtins(one.default)
-            for one in fields(find_kind(str(fault.get("kind", ""))))
-            if isinstance(one.default, bool | int | float | str | None)
+            parameter.name: msgspec.to_builtins(parameter.default)
+            for parameter in fields(find_kind(str(fault.get("kind", ""))))
+            if isinstance(parameter.default, bool | int | float | str | None)
         }
-        found = {
-            name: value
-            for name, value in found.items()
-            if name not in defaults or value != defaults[name]
+        changed = {
+            name: content
+            for name, content in changed.items()
+            if name not in defaults or content != defaults[name]
         }
-    return found
+    return changed
 
 
-def _placed(value: Any, root: Path) -> Any:
-    """The same with paths as they are in every run, and numbers in one form."""
-    if isinstance(value, Mapping):
-        return {str(name): _placed(item, root) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_placed(item, root) for item in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
+def _normalize(setting: Any, root: Path) -> Any:
+    """Return a value without differences that do not matter.
+
+    Paths that differ between runs are normalized, and integral floats become integers.
+    """
+    if isinstance(setting, Mapping):
+        return {str(name): _normalize(content, root) for name, content in setting.items()}
+    if isinstance(setting, list | tuple):
+        return [_normalize(content, root) for content in setting]
+    if isinstance(setting, float) and setting.is_integer():
+        return int(setting)
     return (
-        _PATH.sub(lambda path: _place(Path(path[0]), root), value)
-        if isinstance(value, str)
-        else value
+        _PATH.sub(lambda path: _normalize_path(Path(path[0]), root), setting)
+        if isinstance(setting, str)
+        else setting
     )
 
 
-def _place(path: Path, root: Path) -> str:
+def _normalize_path(path: Path, root: Path) -> str:
+    """Return a path relative to the root, "TMP" for a temporary path, or the last part of another
+    path."""
     if path.is_relative_to(root):
         return str(path.relative_to(root))
     return "TMP" if path.is_relative_to(tempfile.gettempdir()) else path.name

@@ -1,4 +1,8 @@
-"""The runs of one session: kept in a history as they are made, saved to a file, compared with earlier ones."""
+"""Records of a session's runs: they are added to a history, saved to a file, and compared.
+
+-> history/store.py: the files of a history. history/compare.py: the comparison.
+-> pytest_plugin.py takes the records of each test, and exits by the comparison.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +26,16 @@ from chaoskit.runlog.outcome import Outcome
 def records_of(
     outcome: Outcome, sources: Sources, title: str = "", definition: int = 1
 ) -> tuple[RunRecord, SeriesRecord]:
-    """What a history keeps of a run whose directory is here: the run, and what its series has in common.
+    """Return the records of a run whose directory exists: the run, and the plan of its series.
+
+    The run has no session yet.
 
     Args:
-        title: the test that made it; that of the outcome if it is left out.
+        title: the test that made the run. The default is the test or the name in the outcome.
+        definition: see :class:`chaoskit.history.record.RunRecord`.
 
     Raises:
-        BadInput: if its plan is not there.
+        BadInput: if the directory contains no plan.
     """
     plan = plan_of(Path(outcome.directory))
     shared = series_plan(plan, sources.root)
@@ -57,7 +64,7 @@ def records_of(
 
 
 def _title(outcome: Outcome, test: str) -> str:
-    """The test, and which of its runs it is."""
+    """Return the name of the test, with the number of the run if the test has several."""
     name = test or (outcome.test.nodeid if outcome.test is not None else outcome.name)
     _, mark, number = outcome.name.rpartition(" #")
     is_numbered = bool(mark) and number.isdigit() and name != outcome.name
@@ -65,29 +72,33 @@ def _title(outcome: Outcome, test: str) -> str:
 
 
 def _unix_ns(started: str) -> int:
+    """Return an ISO time in nanoseconds since the epoch; 0 if it is missing."""
     try:
         return int(datetime.fromisoformat(started).timestamp() * 1e9)
-    except ValueError:  # its harness has not told
+    except ValueError:  # the harness has not recorded it
         return 0
 
 
 class SessionRecords:
-    """Takes the records of a session. Nothing that it cannot do ends a test.
+    """The records of a session. Failures to write them are collected and never end a test.
 
     Args:
-        store: of the history to which they are added as they come; "" for none.
-        save: a file for all of them; None for none.
-        against: a file or a history with which they are compared; "" for none. A file that is not there yet is made of
-            this session.
+        store: the history to which records are added as they come; "" for none.
+        save: a file for all records; None for none.
+        against: a file or a history to compare with; "" for none. A missing file is made from this
+            session.
         tolerance: see :func:`chaoskit.history.compare.compare`.
 
     Attributes:
-        is_first: whether there is nothing yet to compare with. is_compared_next: whether later sessions are compared
-            with this one, as its baseline was made.
-        troubles: a line for each thing that could not be done. has_failed: whether anything that was asked for was not.
+        is_first: True if ``against`` names no baseline yet; False without ``against``.
+        is_compared_next: True if this session was made the baseline of later ones; False before
+            :meth:`finish`.
+        troubles: a line for each operation that failed and for each record that cannot be read.
+        has_failed: True if ``store``, ``save`` or a new baseline was not written, even for lack of
+            records or because the session did not end well. False before :meth:`finish`.
 
     Raises:
-        BadInput: if one of them cannot be used.
+        BadInput: if an argument cannot be used.
     """
 
     def __init__(
@@ -104,7 +115,7 @@ class SessionRecords:
         self.has_failed = False
         self.is_compared_next = False
         is_there = self._history is not None and self._history.is_there()
-        self.is_first = bool(against) and not (is_there if against == store else _is_there(against))
+        self.is_first = bool(against) and not (is_there if against == store else _exists(against))
         self._baseline = (
             Path(against) if self.is_first and against != store and "://" not in against else None
         )
@@ -113,7 +124,11 @@ class SessionRecords:
         self.troubles += self._before.set_aside if self._before is not None else []
 
     def take(self, lines: Iterable[str]) -> None:
-        """Add records of a test, as :func:`lines_of` gives them. What was taken before is not taken again."""
+        """Take records of a test, which :func:`lines_of` has encoded, and add them to the history.
+
+        Records that were taken before are ignored, and so are all but runs and plans of series. An
+        error is added to ``troubles``.
+        """
         for line in lines:
             try:
                 record = decode(line.encode())
@@ -132,7 +147,10 @@ class SessionRecords:
         self._write()
 
     def _write(self) -> None:
-        """Add to the history what is not there yet: again what could not be added before."""
+        """Add the unwritten records to the history.
+
+        Records that could not be added stay for the next call. The error is added to ``troubles``.
+        """
         if self._history is None or not self._unwritten:
             return
         try:
@@ -143,23 +161,32 @@ class SessionRecords:
                 self.troubles.append(text)
 
     def everything(self) -> RunContents:
-        """The records of the history, with those of this session; of this session alone where there is none."""
-        found = RunContents()
+        """Return the records of the history, if there is one, and of this session.
+
+        Nights are left out.
+
+        Parts of the history that cannot be read are added to ``troubles``.
+        """
+        contents = RunContents()
         if self._history is not None:
             try:
-                found = self._history.read()
-                self.troubles += [line for line in found.set_aside if line not in self.troubles]
+                contents = self._history.read()
+                self.troubles += [line for line in contents.set_aside if line not in self.troubles]
             except BadInput as error:
                 self.troubles.append(str(error))
         return RunContents(
-            [*found.runs, *self._runs.values()], found.plans | self._plans, found.accepted
+            [*contents.runs, *self._runs.values()], contents.plans | self._plans, contents.accepted
         ).in_order()
 
     def finish(self, *, is_well: bool) -> RunComparison | None:
-        """Save what was asked for, and compare; None where nothing is to be compared with.
+        """Save the records, and return the comparison; None if there was no baseline to begin with.
+
+        Accepted regressions are marked in the comparison. The history is closed. ``has_failed``,
+        ``is_compared_next`` and ``troubles`` have the result of saving.
 
         Args:
-            is_well: whether the session ended well: else it is no baseline.
+            is_well: True if the session ended well. No baseline file is made of one that did not;
+                its records in ``store`` stay.
         """
         self._write()
         self.has_failed = self._history is not None and bool(self._unwritten)
@@ -175,11 +202,17 @@ class SessionRecords:
             self._history.close()
         if self._before is None:
             return None
-        found = compare(self._before.runs, list(self._runs.values()), self._tolerance)
-        return with_accepted(found, self._before.accepted, datetime.now(UTC).date())
+        comparison = compare(self._before.runs, list(self._runs.values()), self._tolerance)
+        return with_accepted(comparison, self._before.accepted, datetime.now(UTC).date())
 
     def _save_to(self, path: Path, why_not: str) -> bool:
-        """Write all records to a file, unless there is a reason not to. Return whether it was made."""
+        """Write all records to a file, and return True if it was written.
+
+        Otherwise a line is added to ``troubles``, and ``has_failed`` is set.
+
+        Args:
+            why_not: why the file shall not be written; "" if it shall.
+        """
         try:
             if not why_not:
                 write_whole(path, encode([*self._plans.values(), *self._runs.values()]))
@@ -192,26 +225,32 @@ class SessionRecords:
 
     @property
     def runs(self) -> int:
-        """How many runs were taken."""
+        """The number of runs that were taken."""
         return len(self._runs)
 
 
-def _is_there(place: str) -> bool:
-    """Whether there is a file or a history. A folder that is none is no place for a baseline. Raises BadInput."""
-    if "://" not in place:
-        return Path(place).exists()
-    history = RunHistory(place)
+def _exists(file_or_store: str) -> bool:
+    """Return True if a file or a history exists.
+
+    Raise BadInput if the store cannot be read.
+    """
+    if "://" not in file_or_store:
+        return Path(file_or_store).exists()
+    history = RunHistory(file_or_store)
     try:
         return history.is_there()
     finally:
         history.close()
 
 
-def read(place: str) -> RunContents:
-    """The records in a file, or in a history. Raises BadInput if there are none."""
-    if "://" not in place and Path(place).is_file():
-        return read_file(Path(place))
-    history = RunHistory(place)
+def read(file_or_store: str) -> RunContents:
+    """Return the records of a file or a history.
+
+    Raise BadInput if a file has no run, there is no history, or either cannot be read.
+    """
+    if "://" not in file_or_store and Path(file_or_store).is_file():
+        return read_file(Path(file_or_store))
+    history = RunHistory(file_or_store)
     try:
         return history.read()
     finally:
@@ -221,33 +260,40 @@ def read(place: str) -> RunContents:
 def lines_of(
     outcomes: Iterable[Outcome], sources: Sources, title: str, definition: int = 1
 ) -> list[str]:
-    """Records of runs as lines of JSON, such as xdist carries to its controller. A run without a plan has none."""
-    found: list[str] = []
+    """Return the records of runs as lines of JSON, for transport from xdist workers.
+
+    Runs without a plan are skipped. The arguments are those of :func:`records_of`.
+    """
+    lines: list[str] = []
     for outcome in outcomes:
         try:
             records = records_of(outcome, sources, title, definition)
         except BadInput:
             continue
-        found += encode(records).decode().strip("\n").split("\n")
-    return found
+        lines += encode(records).decode().strip("\n").split("\n")
+    return lines
 
 
 def plan_of_run(contents: RunContents, run_id: str, root: Path) -> bytes:
-    """The plan of a run, by its name or the beginning of it: that of its series, with its seed, in a repository.
+    """Return the plan of a run as JSON: the plan of its series, with the seed of the run.
+
+    Args:
+        run_id: the UUID of the run or its beginning.
+        root: the repository, to which the working directory is relative.
 
     Raises:
-        BadInput: if no run, or more than one, has this name.
+        BadInput: if no run or several runs match, or the plan was not kept.
     """
-    found = [run for run in contents.runs if run.run_id == run_id]
-    found = found or [run for run in contents.runs if run.run_id.startswith(run_id)]
-    if len(found) != 1:
+    matching = [run for run in contents.runs if run.run_id == run_id]
+    matching = matching or [run for run in contents.runs if run.run_id.startswith(run_id)]
+    if len(matching) != 1:
         remedy = (
-            "give more of its name: several begin so"
-            if found
+            "give more of its UUID: several runs match"
+            if matching
             else "chaoskit history show STORE lists the runs"
         )
         raise BadInput("run", run_id, remedy)
-    (run,) = found
+    (run,) = matching
     shared = contents.plans.get(run.series)
     if shared is None:
         raise BadInput("run", run_id, "replay another run: the plan of its series was not kept")

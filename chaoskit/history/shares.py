@@ -1,4 +1,7 @@
-"""How probable it is that one of two shares is greater by chance alone. Pure arithmetic."""
+"""Fisher's exact test: the probability that one of two shares is greater by chance alone.
+
+-> sla/exact.py: bounds on one share.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from math import comb
 
 
 def more_by_chance(before: int, runs_before: int, after: int, runs_after: int) -> float:
-    """The probability that so many of the later runs miss, or more, where all runs miss as often (Fisher, 1922).
+    """Return the probability that ``after`` or more later runs miss if all miss equally often.
 
-    ``before`` of ``runs_before`` and ``after`` of ``runs_after`` runs missed. Exact, for the misses that there are.
+    This is Fisher's exact test (1922). ``before`` of ``runs_before`` and ``after`` of
+    ``runs_after`` runs missed. The total number of misses is taken as given.
     """
     runs, misses = runs_before + runs_after, before + after
     orders = comb(runs, misses)

@@ -1,11 +1,14 @@
-"""A place for records: one file of JSON lines a session, in a folder or an object store. No other session writes it.
+"""Storage of records: a file of JSON lines for each session, in a folder or an object store.
 
     format.json                     {"version": 1}
     2026-11/UUID.jsonl              the records of one session, which began in that month
 
-A file has one writer, and a name that no other file has: several sessions may write at once, and nothing is locked.
-What cannot be read is set aside with a line about it, and the rest is used: a line that a killed writer left torn, a
-file that holds no records, a record of a later version.
+A file has one writer and a unique name. Several sessions may therefore write at once without locks.
+Unreadable parts are set aside with a line about each, and the rest is used. Such parts are a line
+that a killed writer left torn, a file that holds no records, and a record of a later version.
+
+-> history/record.py: the kinds of records. history/session.py: records of a pytest session.
+-> nightly/keeping.py: records of a night, which wait if the store cannot be reached.
 """
 
 from __future__ import annotations
@@ -38,21 +41,26 @@ _FORMAT, _FORMAT_DATA = "format.json", b'{"version": 1}\n'
 _SUFFIX = ".jsonl"
 _NAME = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 _PLACE = re.compile(rf"\d{{4}}-\d{{2}}/{_NAME.pattern}\.jsonl")
-_PATIENCE_S = 15.0  # with an object store
+_PATIENCE_S = 15.0  # the time that a test waits for an object store
 _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(HistoryRecord)
 
 
 class _Version(msgspec.Struct):
+    """The format version of a history, or of a record."""
+
     version: int
 
 
 @dataclass
 class RunContents:
-    """What was read.
+    """The records that were read from a store.
 
     Attributes:
-        runs: in the order in which they were started. plans: by series. accepted: what may be worse. nights: in
-            their order. set_aside: a line for each thing that could not be read.
+        runs: the runs, sorted by their start.
+        plans: the plan of each series.
+        accepted: regressions that are accepted, including those that have expired.
+        nights: the nights, sorted by their start.
+        set_aside: a line for each part that could not be read.
     """
 
     runs: list[RunRecord] = field(default_factory=list)
@@ -62,7 +70,14 @@ class RunContents:
     set_aside: list[str] = field(default_factory=list)
 
     def take(self, data: bytes, name: str) -> None:
-        """Add the records of a file."""
+        """Add the records of a file, and a line to ``set_aside`` for each unreadable one.
+
+        A later plan of a series replaces an earlier one. Other records are appended, unsorted.
+
+        Args:
+            data: the contents of the file.
+            name: the name of the file in these lines.
+        """
         *lines, rest = data.split(b"\n")
         for number, line in enumerate([*lines, *([rest] if rest else [])], 1):
             if not line.strip():
@@ -70,7 +85,7 @@ class RunContents:
             try:
                 record = decode(line)
             except msgspec.MsgspecError as error:
-                self.set_aside.append(f"{name}, line {number}: {_why(line, error)}")
+                self.set_aside.append(f"{name}, line {number}: {_set_aside_reason(line, error)}")
                 continue
             match record:
                 case RunRecord():
@@ -83,20 +98,24 @@ class RunContents:
                     self.nights.append(record)
 
     def last_good(self, name: str = "") -> str:
-        """The commit of the latest night of this name, or of any, in which nothing was wrong; "" if there is none.
+        """Return the commit of the latest good night of this name, or of any; "" if there is none.
 
-        One whose files were changed says nothing of its commit.
+        A night is good if its exit code is 0 and no file differed from its commit. The nights must
+        be in order.
         """
-        mine = [night for night in self.nights if name in ("", night.name)]
-        good = [
+        nights = [night for night in self.nights if name in ("", night.name)]
+        good_commits = [
             night.commit
-            for night in mine
+            for night in nights
             if not (night.exit_code or night.is_changed) and night.commit
         ]
-        return good[-1] if good else ""
+        return good_commits[-1] if good_commits else ""
 
     def in_order(self) -> RunContents:
-        """Sort the runs. A run or a night that is there twice, as in two files, is one."""
+        """Sort the runs and nights in place, and return these contents.
+
+        Duplicates, as in two files, are removed.
+        """
         unique = {run.run_id: run for run in self.runs}
         nights = {night.night: night for night in self.nights}
         self.nights = sorted(
@@ -107,34 +126,40 @@ class RunContents:
 
 
 def decode(line: bytes) -> HistoryRecord:
-    """The record in a line. Raises ``msgspec.MsgspecError`` where it holds none that this version reads."""
+    """Return the record in a line.
+
+    Raises:
+        msgspec.MsgspecError: if the line holds no record that this version reads, or the session of
+            a run is no UUID of version 7.
+    """
     try:
-        found: HistoryRecord = _decoder.decode(line)
+        record: HistoryRecord = _decoder.decode(line)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.ValidationError(str(error)) from None
-    if found.version > VERSION:
-        raise msgspec.ValidationError(f"version {found.version}")
-    if isinstance(found, RunRecord) and found.session and not _NAME.fullmatch(found.session):
-        raise msgspec.ValidationError(f"{found.session[:40]!r} is the name of no session")
-    return found
+    if record.version > VERSION:
+        raise msgspec.ValidationError(f"version {record.version}")
+    if isinstance(record, RunRecord) and record.session and not _NAME.fullmatch(record.session):
+        raise msgspec.ValidationError(f"{record.session[:40]!r} is not the UUID of a session")
+    return record
 
 
-def _why(line: bytes, error: Exception) -> str:
+def _set_aside_reason(line: bytes, error: Exception) -> str:
+    """Return why a line is set aside: a later version, or damage."""
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        if (found := msgspec.json.decode(line, type=_Version).version) > VERSION:
+        if (version := msgspec.json.decode(line, type=_Version).version) > VERSION:
             return (
-                f"set aside: a record of version {found}, and this chaoskit reads up to {VERSION}"
+                f"set aside: a record of version {version}, and this chaoskit reads up to {VERSION}"
             )
     return f"set aside: damaged ({error})"
 
 
 def encode(records: Iterable[HistoryRecord]) -> bytes:
-    """Records as lines."""
+    """Return records as JSON lines."""
     return b"".join(_encoder.encode(record) + b"\n" for record in records)
 
 
 def read_file(path: Path) -> RunContents:
-    """The records of one file. Raises BadInput if it cannot be read, or holds none."""
+    """Return the records of a file. Raise BadInput if it cannot be read or holds no run."""
     contents = RunContents()
     try:
         contents.take(path.read_bytes(), str(path))
@@ -151,44 +176,56 @@ def read_file(path: Path) -> RunContents:
 
 
 class Files(Protocol):
-    """A folder with folders of files, or what is like one."""
+    """The file operations that a history needs, on a folder or an object store.
+
+    An operation that fails raises OSError or ChaoskitError.
+    """
 
     def names(self) -> Sequence[str]:
-        """Of all files, such as ``2026-11/UUID.jsonl``; and ``2026-11/`` for a folder that cannot be listed."""
+        """Return the names of all files, such as ``2026-11/UUID.jsonl``.
+
+        A folder that cannot be listed is returned as ``2026-11/``.
+        """
 
     def get(self, name: str) -> bytes:
-        """The contents of a file."""
+        """Return the contents of a file. Raise FileNotFoundError if there is none."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Make a file; a reader sees all of it or nothing."""
+        """Create or replace a file atomically: a reader sees all of it or nothing."""
 
     def append(self, name: str, data: bytes) -> None:
-        """Add to the end of a file, or make it."""
+        """Append to a file, which is created if it does not exist.
+
+        A file has one writer: in an object store, contents that another one has written are lost.
+        """
 
     def remove(self, name: str) -> None:
-        """Delete a file; it is no error if there is none."""
+        """Delete a file. A missing file is no error."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
-class _Folder:
+class _FolderFiles:
+    """The files of a history in a folder."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def names(self) -> Sequence[str]:
         return sorted(self._names(self._root, ""))
 
-    def _names(self, folder: Path, place: str) -> Iterator[str]:
+    def _names(self, folder: Path, prefix: str) -> Iterator[str]:
+        """Yield the names in a folder and its subfolders, one level deep."""
         with os.scandir(folder) as entries:
             for entry in entries:
                 try:
                     if entry.is_file():
-                        yield f"{place}{entry.name}"
-                    elif not place:
+                        yield f"{prefix}{entry.name}"
+                    elif not prefix:
                         yield from list(self._names(folder / entry.name, f"{entry.name}/"))
                 except OSError:
-                    yield f"{place}{entry.name}/"
+                    yield f"{prefix}{entry.name}/"
 
     def get(self, name: str) -> bytes:
         return (self._root / name).read_bytes()
@@ -202,55 +239,62 @@ class _Folder:
         with path.open("ab+", buffering=0) as file:
             size_bytes = file.seek(0, os.SEEK_END)
             try:
-                _write(file, data if _ends_a_line(file, size_bytes) else b"\n" + data)
+                _write_all(file, data if _ends_a_line(file, size_bytes) else b"\n" + data)
                 os.fsync(file.fileno())
             except OSError:
                 file.truncate(
                     size_bytes
-                )  # the next record shall not begin behind a part of this one
+                )  # the next record must not begin behind a part of this one
                 raise
 
     def remove(self, name: str) -> None:
         (self._root / name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: a folder has no connections."""
 
 
 def _ends_a_line(file: FileIO, size_bytes: int) -> bool:
-    """Whether what is there is whole: its writer may have been killed."""
+    """Return True if the file is empty or ends with a newline.
+
+    A killed writer may have left a torn line.
+    """
     if not size_bytes:
         return True
     file.seek(size_bytes - 1)
     return file.read(1) == b"\n"
 
 
-def _write(file: FileIO, data: bytes) -> None:
-    """A disk that is nearly full takes a part."""
+def _write_all(file: FileIO, data: bytes) -> None:
+    """Write all of the data. A disk that is nearly full accepts only a part at a time."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
 
 
-class _Objects:
+class _ObjectStoreFiles:
+    """The files of a history in an object store."""
+
     def __init__(self, url: str) -> None:
         from chaoskit.checkpoint.remote.backoff import Backoff  # imports torch
         from chaoskit.checkpoint.remote.opening import open_store
         from chaoskit.checkpoint.remote.store import Traffic
 
-        # a test waits for it
+        # short, because a test waits for the store
         self._store = open_store(
             url,
             traffic=Traffic(backoff=Backoff(deadline_s=_PATIENCE_S), request_timeout_s=_PATIENCE_S),
         )
-        self._begun: dict[
+        self._contents: dict[
             str, bytes
-        ] = {}  # an object is written whole: what was added to it before is kept here
+        ] = {}  # an object is written whole: its earlier contents are kept here
 
     def names(self) -> Sequence[str]:
-        places = ["", *(f"{one}/" for one in self._store.directories())]
+        prefixes = ["", *(f"{directory}/" for directory in self._store.directories())]
         return sorted(
-            f"{place}{name}" for place in places for name in self._store.sizes(place.rstrip("/"))
+            f"{prefix}{name}"
+            for prefix in prefixes
+            for name in self._store.sizes(prefix.rstrip("/"))
         )
 
     def get(self, name: str) -> bytes:
@@ -260,8 +304,8 @@ class _Objects:
         self._store.put(name, data)
 
     def append(self, name: str, data: bytes) -> None:
-        self._begun[name] = self._begun.get(name, b"") + data
-        self._store.put(name, self._begun[name])
+        self._contents[name] = self._contents.get(name, b"") + data
+        self._store.put(name, self._contents[name])
 
     def remove(self, name: str) -> None:
         self._store.remove(name)
@@ -277,18 +321,23 @@ class RunHistory:
         store: a folder, or a URL such as ``s3://bucket/history``.
 
     Raises:
-        BadInput: if it is a URL that cannot be used, or what is there has another format.
+        BadInput: if it is a URL that cannot be used.
     """
 
     def __init__(self, store: str) -> None:
         self.store = store
-        self._files: Files = _Objects(store) if "://" in store else _Folder(Path(store))
-        self._has_format = False  # as far as it was looked at
+        self._files: Files = (
+            _ObjectStoreFiles(store) if "://" in store else _FolderFiles(Path(store))
+        )
+        self._has_format = False  # True once the format file was seen or written
 
     def is_there(self) -> bool:
-        """Whether anything was ever kept there. Raises BadInput if that is no history of this format."""
+        """Return True if a history exists in the store.
+
+        Raise BadInput if the store cannot be read, or its format is damaged or a later one.
+        """
         try:
-            found = msgspec.json.decode(self._files.get(_FORMAT), type=_Version)
+            header = msgspec.json.decode(self._files.get(_FORMAT), type=_Version)
         except FileNotFoundError:
             return False
         except (OSError, ChaoskitError) as error:
@@ -297,19 +346,22 @@ class RunHistory:
             ) from None
         except msgspec.MsgspecError as error:
             raise BadInput(
-                "history", self.store, f"mend or delete its {_FORMAT}: {error}"
+                "history", self.store, f"correct or delete its {_FORMAT}: {error}"
             ) from None
-        if found.version > VERSION:
+        if header.version > VERSION:
             raise BadInput(
-                "history", self.store, f"use a later chaoskit: it has format {found.version}"
+                "history", self.store, f"use a later chaoskit: it has format {header.version}"
             )
         return True
 
     def read(self) -> RunContents:
-        """All records. Raises BadInput if there is no history."""
+        """Return all records. Raise BadInput if there is no history or it cannot be listed.
+
+        Parts that cannot be read are in ``set_aside`` of the result.
+        """
         if not self.is_there():
             raise BadInput(
-                "history", self.store, "name a store that has records: --chaos-history makes one"
+                "history", self.store, "name a store that has records: --chaos-history creates one"
             )
         contents = RunContents()
         try:
@@ -320,12 +372,12 @@ class RunHistory:
             ) from None
         for name in names:
             if name.rpartition("/")[2].startswith((".", _FORMAT)):
-                continue  # a draft of a writer that was killed
+                continue  # the draft of a writer that was killed
             if not _PLACE.fullmatch(name):
                 why = (
                     "it cannot be listed"
                     if name.endswith("/")
-                    else "it is not named as a file of records is"
+                    else "its name is not that of a file of records"
                 )
                 contents.set_aside.append(f"{name}: set aside: {why}")
                 continue
@@ -336,15 +388,15 @@ class RunHistory:
         return contents.in_order()
 
     def add(self, session: str, records: Iterable[HistoryRecord]) -> str:
-        """Keep records of a session beside those that it has added before, and give the name of their file.
+        """Append records to the file of a session, and return the name of the file.
 
-        Of a writer that is killed, the last line may be torn.
+        The history is created if necessary. The last line may be torn if the writer is killed.
 
         Args:
-            session: its UUID, of :func:`chaoskit.history.record.new_id`.
+            session: the UUID of the session, from :func:`chaoskit.history.record.new_id`.
 
         Raises:
-            HarnessError: if that cannot be done.
+            HarnessError: if the records cannot be written, or the store has no usable format.
         """
         name = f"{began(session):%Y-%m}/{session}{_SUFFIX}"
         try:
@@ -357,22 +409,32 @@ class RunHistory:
         return name
 
     def prune(self, before: date, *, dry_run: bool) -> list[str]:
-        """Delete the files of sessions that began before a day, and give their names. ``dry_run``: delete none."""
-        found = [name for name in self._files.names() if _PLACE.fullmatch(name)]
-        old = [
+        """Delete the files of sessions that began before a day, and return their names.
+
+        Args:
+            dry_run: return the names, and delete no file.
+
+        Raises:
+            OSError, ChaoskitError: if the store cannot be listed, or a file cannot be deleted.
+        """
+        files = [name for name in self._files.names() if _PLACE.fullmatch(name)]
+        old_files = [
             name
-            for name in found
+            for name in files
             if began(name.rpartition("/")[2].removesuffix(_SUFFIX)).date() < before
         ]
-        for name in old if not dry_run else ():
+        for name in old_files if not dry_run else ():
             self._files.remove(name)
-        return old
+        return old_files
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         self._files.close()
 
 
 def began(session: str) -> datetime:
-    """When the session of this UUID began."""
+    """Return the start time of a session in UTC, which is the time in its UUID.
+
+    Raise ValueError if it is no UUID.
+    """
     return datetime.fromtimestamp((UUID(session).int >> 80) / 1000, UTC)

@@ -1,9 +1,12 @@
-"""One line of a journal: a record, its number in the sequence of its writer, and a checksum.
+"""The format of a journal line: a record, its number in the sequence of its writer, and a checksum.
 
     {"t_ns":81,"event":"commit","step":3,"by":"1f3c09aa","seq":12,"crc":"5d41402a"}
 
-``by`` names the writer, as several processes may append to one file. ``seq`` counts the records of that writer from 0,
-so a record that is missing, or comes twice, is known. ``crc`` is the CRC32 of all bytes before it.
+``by`` names the writer, since several processes may append to one file. ``seq`` counts the records
+of that writer from 0, which reveals missing and repeated records. ``crc`` is the CRC32 of all bytes
+before it.
+
+-> vocabulary.py (Event): the fields of each event. journal/reader.py: what a damaged line costs.
 """
 
 from __future__ import annotations
@@ -19,11 +22,20 @@ from chaoskit.vocabulary import Event
 _encoder = msgspec.json.Encoder()
 _SEAL = b',"crc":"%08x"}'
 _SEAL_BYTES = len(_SEAL % 0)
-_HEAD_BYTES = 64  # in which time and event stand
+_HEAD_BYTES = 64  # bytes of a line that contain time and event
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One journal line. ``fields`` holds what belongs to the event; see :class:`chaoskit.vocabulary.Event`."""
+    """The content of a journal line; ``record["step"]`` reads a field of its event.
+
+    A field that the record does not have raises KeyError; see :meth:`get`.
+
+    Attributes:
+        t_ns: the time of the event in nanoseconds, on the run's clock.
+        source: the name of the journal file, without suffix.
+        event: the name of the event, a value of :class:`chaoskit.vocabulary.Event`.
+        fields: the fields of the event, by name; see :class:`chaoskit.vocabulary.Event`.
+    """
 
     t_ns: int
     source: str
@@ -34,12 +46,18 @@ class Record(msgspec.Struct, frozen=True):
         return self.fields[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The field ``name``, or ``default`` where the record has none."""
+        """Return the field ``name``, or ``default`` if the record has no such field."""
         return self.fields.get(name, default)
 
 
-class Line(NamedTuple):
-    """A line that is as it was written."""
+class JournalLine(NamedTuple):
+    """The content of an undamaged line.
+
+    Attributes:
+        by: the name of the writer.
+        seq: the number of the record among those of its writer.
+        record: the record.
+    """
 
     by: str
     seq: int
@@ -47,27 +65,30 @@ class Line(NamedTuple):
 
 
 def encode(event: Event, t_ns: int, fields: dict[str, Any]) -> bytes:
-    """Return the begin of a line: all but the writer, the number and the checksum."""
+    """Return the first part of a line, as JSON without the closing brace.
+
+    It lacks the writer, the number and the checksum, which :func:`seal` adds.
+    """
     return _encoder.encode({"t_ns": t_ns, "event": event.value, **fields})[:-1]
 
 
-def seal(begin: bytes, by: bytes, seq: int) -> bytes:
-    """Return the whole line for what :func:`encode` has returned."""
-    body = b'%b,"by":"%b","seq":%d' % (begin, by, seq)
+def seal(first_part: bytes, writer_name: bytes, number: int) -> bytes:
+    """Return the whole line, with its line break, for a first part from :func:`encode`."""
+    body = b'%b,"by":"%b","seq":%d' % (first_part, writer_name, number)
     return body + _SEAL % crc32(body) + b"\n"
 
 
-def is_of(line: bytes, begin: bytes) -> bool:
-    """Whether ``line`` holds the record of which ``begin`` is all but writer, number and checksum."""
-    return line.startswith(begin + b',"by":"')
+def holds_record(line: bytes, first_part: bytes) -> bool:
+    """Return whether ``line`` holds the record with this first part, from any writer."""
+    return line.startswith(first_part + b',"by":"')
 
 
-def unseal(line: bytes, source: str) -> Line | None:
-    """Return what a line says; None if its bytes are not those that were written.
+def unseal(line: bytes, source: str) -> JournalLine | None:
+    """Return the content of a line; None if its bytes are not the written ones, or not of a record.
 
     Args:
-        line: without its line break.
-        source: the journal that it stands in.
+        line: the line without its line break.
+        source: the name of the journal.
     """
     if line[-_SEAL_BYTES:] != _SEAL % crc32(line[:-_SEAL_BYTES]):
         return None
@@ -86,17 +107,20 @@ def unseal(line: bytes, source: str) -> Line | None:
         TypeError,
         KeyError,
         RecursionError,
-    ):  # written by another program
+    ):  # the line was written by another program
         return None
-    return Line(by, seq, Record(t_ns, source, event, fields))
+    return JournalLine(by, seq, Record(t_ns, source, event, fields))
 
 
 def marks(events: Iterable[str]) -> tuple[bytes, ...]:
-    """Return the texts by which lines of these events are known before they are decoded."""
+    """Return for each event a text that its lines contain; :func:`has_mark` looks for them."""
     return tuple(f'"event":"{event}"'.encode() for event in events)
 
 
-def has_mark(line: bytes, wanted: tuple[bytes, ...]) -> bool:
-    """Whether ``line`` is of one of the events of :func:`marks`."""
+def has_mark(line: bytes, event_marks: tuple[bytes, ...]) -> bool:
+    """Return whether ``line`` belongs to one of the events of :func:`marks`.
+
+    The line is not decoded, and may be damaged. Without marks it is False.
+    """
     head = line[:_HEAD_BYTES]
-    return any(mark in head for mark in wanted)
+    return any(mark in head for mark in event_marks)

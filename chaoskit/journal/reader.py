@@ -1,7 +1,9 @@
-"""The reading end of journals: records by time, and how much of each file could be read.
+"""The reading end of journals: records by time, and the readable part of each file.
 
-Nothing that a file holds stops a reader: a line that is damaged is counted and left out, and so is one that comes
-twice.
+No content of a file stops a reader: damaged lines are left out. :func:`load_journals` counts them,
+and counts and leaves out repeated ones; the other readers return a repeated line again.
+
+-> experiment/judge/coverage.py: missing and damaged records make a run unknown.
 """
 
 from __future__ import annotations
@@ -13,22 +15,23 @@ from pathlib import Path
 
 import msgspec
 
-from chaoskit.journal.lines import Line, Record, has_mark, marks, unseal
+from chaoskit.journal.lines import JournalLine, Record, has_mark, marks, unseal
 from chaoskit.vocabulary import Event
 
 _TAIL_BYTES = 1 << 18
 
 
 class WriterCoverage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process has written to a file, as far as it can be read.
+    """The readable part of the records of one process in a file.
 
     Attributes:
-        writer: its name in the lines.
-        records: that could be read, each once.
-        missing: records before the newest of them that could not.
-        repeated: lines that came again.
-        first_ns, last_ns: the earliest and the latest time that a record bears.
-        opened, closed: what it said of itself at its begin, and when it ended in order; None where that is missing.
+        writer: the name of the process in its lines.
+        records: the number of readable records, each counted once.
+        missing: the number of missing records before the newest readable one.
+        repeated: the number of repeated lines.
+        first_ns, last_ns: the earliest and the latest time of a record.
+        opened, closed: the records that the process wrote about itself at its begin, and at an
+            orderly end; None if missing.
     """
 
     writer: str
@@ -42,23 +45,24 @@ class WriterCoverage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def role(self) -> str:
-        """Of the process in the run; "" where it is not known."""
+        """The role of the process in the run; "" if it is not known."""
         return str(self.opened["role"]) if self.opened is not None else ""
 
     @property
     def node(self) -> str:
-        """Where the process ran; "" where that is not known, or it belonged to no node."""
+        """The node of the process; "" if it is not known, or the process belonged to no node."""
         return str(self.opened["node"]) if self.opened is not None else ""
 
 
 class FileCoverage(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of one journal file could be read.
+    """The readable part of one journal file.
 
     Attributes:
-        source: its name without suffix, as records have it.
-        bad_lines: that are not as they were written, of all writers.
-        torn: whether the last of them is the end of the file and has no line break: its writer was killed there.
-        writers: by the time of their first record.
+        source: the name of the file without suffix, as in records.
+        bad_lines: the number of damaged lines, of all writers.
+        torn: the last damaged line is the end of the file and has no line break, because its writer
+            was killed.
+        writers: the writers by the time of their first record.
     """
 
     source: str
@@ -68,17 +72,17 @@ class FileCoverage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def records(self) -> int:
-        """Records that could be read, of all writers."""
+        """The number of readable records, of all writers."""
         return sum(writer.records for writer in self.writers)
 
     @property
     def missing(self) -> int:
-        """Records that are known to be missing, of all writers."""
+        """The number of records that are missing, of all writers."""
         return sum(writer.missing for writer in self.writers)
 
     @property
     def repeated(self) -> int:
-        """Lines that came again, of all writers."""
+        """The number of repeated lines, of all writers."""
         return sum(writer.repeated for writer in self.writers)
 
 
@@ -87,8 +91,8 @@ class Journals:
     """All journals of a run.
 
     Attributes:
-        records: ordered by time, each once.
-        files: by source.
+        records: the records by time, each once.
+        files: source -> the readable part of its file.
     """
 
     records: list[Record]
@@ -96,7 +100,7 @@ class Journals:
 
 
 def load_journals(directory: Path) -> Journals:
-    """Return every record of every journal in ``directory``, and how much of each file that is."""
+    """Return every readable record of every journal in ``directory``, and each file's coverage."""
     records, files = list[Record](), dict[str, FileCoverage]()
     for path in sorted(directory.glob("*.jsonl")):
         tally = _Tally(path.stem)
@@ -107,52 +111,62 @@ def load_journals(directory: Path) -> Journals:
 
 
 def read_journals(directory: Path) -> list[Record]:
-    """Return every record of every journal in ``directory``, ordered by time."""
+    """Return every readable record of every journal in ``directory``, ordered by time."""
     return load_journals(directory).records
 
 
 def read_events(directory: Path, *events: Event) -> list[Record]:
-    """Return the records of these events, ordered by time. No other line is decoded."""
-    wanted, found = marks(events), list[Record]()
+    """Return the records of these events, ordered by time; other lines are not decoded.
+
+    A repeated line gives its record again. A directory without journals gives an empty list, and
+    so do no events.
+    """
+    event_marks, records = marks(events), list[Record]()
     for path in sorted(directory.glob("*.jsonl")):
-        lines = (line for line in path.read_bytes().split(b"\n") if has_mark(line, wanted))
-        found += (line.record for line in _unsealed(lines, path.stem))
-    return sorted(found, key=lambda record: record.t_ns)
+        lines = (line for line in path.read_bytes().split(b"\n") if has_mark(line, event_marks))
+        records += (line.record for line in _unsealed(lines, path.stem))
+    return sorted(records, key=lambda record: record.t_ns)
 
 
 def read_tail(directory: Path) -> list[Record]:
-    """Return the newest records of every journal in ``directory``: for a run that may have written for days."""
-    found = list[Record]()
+    """Return the newest records of every journal in ``directory``, file after file.
+
+    The last 256 KiB of each file are read, since a run may have written for days. A line that is
+    cut by that limit is left out. The records of a file keep the order of its lines.
+    """
+    records = list[Record]()
     for path in sorted(directory.glob("*.jsonl")):
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            found += (line.record for line in _unsealed(file.read().split(b"\n"), path.stem))
-    return found
+            records += (line.record for line in _unsealed(file.read().split(b"\n"), path.stem))
+    return records
 
 
-def _unsealed(lines: Iterable[bytes], source: str) -> Iterator[Line]:
-    """Return those that can be read. The first one may lack its begin."""
+def _unsealed(lines: Iterable[bytes], source: str) -> Iterator[JournalLine]:
+    """Return the undamaged lines; the first one may be a fragment."""
     return (line for line in (unseal(text, source) for text in lines) if line is not None)
 
 
 class _Tally:
-    """Reads one file."""
+    """Reader of one file, which counts damaged lines and the lines of each writer."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._bad_lines, self._torn = 0, False
         self._writers: dict[str, _WriterTally] = {}
-        self._lines: list[Line] = []
+        self._lines: list[JournalLine] = []
 
     def read(self, data: bytes) -> None:
-        *whole, rest = data.split(b"\n")
-        for text in whole:
-            if text.strip():  # else a line that found no room, and was blanked out
+        """Count the lines in ``data``, the whole content of the file, and keep undamaged ones."""
+        *whole_lines, last_line = data.split(b"\n")
+        for text in whole_lines:
+            if text.strip():  # a blank line is a fragment that was blanked out
                 self._take(text)
-        if rest.strip():
-            self._torn = not self._take(rest)
+        if last_line.strip():
+            self._torn = not self._take(last_line)
 
     def _take(self, text: bytes) -> bool:
+        """Count a line and keep it unless it is repeated; return False if it is damaged."""
         line = unseal(text, self._source)
         if line is None:
             self._bad_lines += 1
@@ -166,39 +180,46 @@ class _Tally:
 
     @property
     def records(self) -> list[Record]:
-        """By their time, and within a moment as they are numbered: a line that is there twice may be out of place."""
+        """The records by time, and by number within the same time.
+
+        A repeated line may be out of place.
+        """
         return [
             line.record
             for line in sorted(self._lines, key=lambda line: (line.record.t_ns, line.seq))
         ]
 
     def coverage(self) -> FileCoverage:
-        found = [writer.coverage() for writer in self._writers.values()]
+        """Return the readable part of the file, as counted so far."""
+        writers = [writer.coverage() for writer in self._writers.values()]
         return FileCoverage(
             source=self._source,
             bad_lines=self._bad_lines,
             torn=self._torn,
-            writers=tuple(sorted(found, key=lambda writer: writer.first_ns)),
+            writers=tuple(sorted(writers, key=lambda writer: writer.first_ns)),
         )
 
 
 class _WriterTally:
-    """Counts the lines of one writer. A signal handler may write between number and line, so order is not asked."""
+    """Count of the lines of one writer.
 
-    def __init__(self, first: Line) -> None:
-        self._by = first.by
-        self._first_ns = self._last_ns = first.record.t_ns
-        self._seen: set[int] = set()
+    A signal handler may write between number and line, so the order of the lines does not matter.
+    """
+
+    def __init__(self, first_line: JournalLine) -> None:
+        self._writer_name = first_line.by
+        self._first_ns = self._last_ns = first_line.record.t_ns
+        self._seen_numbers: set[int] = set()
         self._repeated = 0
         self._opened: Record | None = None
         self._closed: Record | None = None
 
-    def take(self, line: Line) -> bool:
-        """Count it; False if it came before."""
-        if line.seq in self._seen:
+    def take(self, line: JournalLine) -> bool:
+        """Count a line; return False if it is repeated."""
+        if line.seq in self._seen_numbers:
             self._repeated += 1
             return False
-        self._seen.add(line.seq)
+        self._seen_numbers.add(line.seq)
         record = line.record
         self._first_ns, self._last_ns = (
             min(self._first_ns, record.t_ns),
@@ -211,10 +232,11 @@ class _WriterTally:
         return True
 
     def coverage(self) -> WriterCoverage:
+        """Return the readable part of the writer's records."""
         return WriterCoverage(
-            writer=self._by,
-            records=len(self._seen),
-            missing=max(self._seen) + 1 - len(self._seen),
+            writer=self._writer_name,
+            records=len(self._seen_numbers),
+            missing=max(self._seen_numbers) + 1 - len(self._seen_numbers),
             repeated=self._repeated,
             first_ns=self._first_ns,
             last_ns=self._last_ns,
@@ -224,39 +246,51 @@ class _WriterTally:
 
 
 class JournalTail:
-    """Follows the journals of ``directory`` while they grow, without ever reading a byte twice.
+    """Reader that follows the journals of ``directory`` while they grow, each line once.
 
     Args:
-        without: events whose records are left out, before they are decoded.
+        directory: the directory of the journals.
+        without: events with records that are left out, before they are decoded.
     """
 
     def __init__(self, directory: Path, without: Collection[str] = ()) -> None:
         self._directory = directory
         self._read_bytes: dict[Path, int] = {}
-        self._without = marks(without)
+        self._excluded_marks = marks(without)
 
     def poll(self, last_bytes: int = 0) -> list[Record]:
-        """What was written since the last call, ordered by time; not what is written only in part.
+        """Return the complete records written since the last call, ordered by time.
+
+        Damaged lines are left out. A line that is not complete yet is returned by a later call.
+        Records of a later call may be older than those of this one.
 
         Args:
-            last_bytes: of a file that is read for the first time, no more than its end; 0 for all of it.
+            last_bytes: the number of bytes at the end of a file that its first reading covers; 0
+                for the whole file. A line that this cuts is left out.
         """
         records = [
             record
             for path in self._directory.glob("*.jsonl")
-            for record in self._news(path, last_bytes)
+            for record in self._new_records(path, last_bytes)
         ]
         return sorted(records, key=lambda record: record.t_ns)
 
-    def _news(self, path: Path, last_bytes: int) -> Iterator[Record]:
+    def _new_records(self, path: Path, last_bytes: int) -> Iterator[Record]:
+        """Yield the new records of a file, and store how far the file was read."""
         size_bytes = path.stat().st_size
-        begin = self._read_bytes.get(path, max(0, size_bytes - last_bytes) if last_bytes else 0)
-        if size_bytes <= begin:
+        begin_bytes = self._read_bytes.get(
+            path, max(0, size_bytes - last_bytes) if last_bytes else 0
+        )
+        if size_bytes <= begin_bytes:
             return
         with path.open("rb") as file:
-            file.seek(begin)
-            data = file.read(size_bytes - begin)
-        whole = data.rfind(b"\n") + 1
-        self._read_bytes[path] = begin + whole
-        lines = (line for line in data[:whole].split(b"\n") if not has_mark(line, self._without))
+            file.seek(begin_bytes)
+            data = file.read(size_bytes - begin_bytes)
+        whole_bytes = data.rfind(b"\n") + 1
+        self._read_bytes[path] = begin_bytes + whole_bytes
+        lines = (
+            line
+            for line in data[:whole_bytes].split(b"\n")
+            if not has_mark(line, self._excluded_marks)
+        )
         yield from (line.record for line in _unsealed(lines, path.stem))

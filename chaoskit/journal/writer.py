@@ -1,4 +1,8 @@
-"""The writing end of a journal: it loses no record for want of room, and numbers each."""
+"""The writing end of a journal, which numbers each record and keeps it while the disk is full.
+
+-> errors.py (JournalFull): a disk that stays full ends the job. experiment/judge/coverage.py: lost
+records make a run unknown.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +32,30 @@ from chaoskit.process.linux import (
 from chaoskit.process.run_clock import to_run
 from chaoskit.vocabulary import Event
 
-#: Of what is written; told by the first record of every writer.
+#: The format of journals, which is in the first record of every writer.
 FORMAT = 2
 _LATE_S = 60.0
-_LATE_BYTES_MAX = 16 * 2**20  # of records of 200 bytes, a minute at 1,400 steps a second
+_LATE_BYTES_MAX = 16 * 2**20  # with records of 200 bytes, a minute at 1,400 steps a second
 _RETRY_S = 0.05
 _TAIL_BYTES = 1 << 18
-_CLOSED = -1  # no file has this descriptor
+_CLOSED = -1  # never a valid descriptor
 
 
 class Journal:
-    """Writes the records of one process to ``directory/source.jsonl``.
+    """A writer of the records of one process to ``directory/source.jsonl``.
 
     Args:
-        role: of this process in the run, such as ``worker``. Where it is given, the first record is ``opened``, which
-            says what this process is, and the last one ``closed``.
-        node: where it runs; "" for what belongs to no node.
-        late_s: for so long records wait for a disk that is full.
-        late_bytes_max: of records that may wait.
+        directory: the directory of the journals, which is created.
+        source: the name of the journal.
+        role: the role of this process in the run, such as ``worker``. With a role, the first record
+            is ``opened``, which describes this process, and the last one ``closed``.
+        node: the node of the process; "" if it belongs to no node.
+        late_s: the time in seconds for which records wait for a full disk; then :meth:`write`
+            raises JournalFull.
+        late_bytes_max: the size in bytes of the records that may wait.
+
+    Raises:
+        OSError: if the file cannot be opened, or has a torn last line and the disk is full.
     """
 
     def __init__(
@@ -60,63 +70,94 @@ class Journal:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.source = source
-        self._by, self._seq = os.urandom(4).hex().encode(), 0
+        self._writer_name, self._next_number = os.urandom(4).hex().encode(), 0
         self._path = directory / f"{source}.jsonl"
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(
+            self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
         self._late = _Late(late_s, late_bytes_max)
         self._lock = threading.RLock()  # a signal handler may write, too
-        self._fragment = (0, 0)  # offset and length of a line that found room in part
-        if _ends_within_a_line(self._path):  # its last writer was killed, or the machine went down
-            self._put(b"\n")
-        self._is_open = bool(role)
+        self._fragment = (0, 0)  # offset and length of a line that was written only in part
+        if _ends_within_a_line(self._path):  # the last writer was killed, or the machine crashed
+            self._write_line(b"\n")
+        self._owes_closed = bool(role)
         if role:
             self.write(Event.OPENED, version=FORMAT, role=role, node=node, **_this_process())
 
     def write(self, event: Event, *, t_ns: int | None = None, **fields: Any) -> None:
-        """Append one record. ``t_ns``: when it happened, by this machine's clock; now, if it is left out.
+        """Append one record.
+
+        While the disk is full, the record waits in memory, and a thread writes it later. Any thread
+        and a signal handler may call this method.
+
+        Args:
+            event: the event.
+            t_ns: the time of the event, by this machine's clock; None for now.
+            fields: the fields of the event.
 
         Raises:
-            JournalFull: if the disk is full, and records have waited for too long, or there are too many.
-            OSError: if it fails.
+            JournalFull: if the disk is full, and records have waited too long, or there are too
+                many.
+            OSError: if the write fails for another reason.
         """
-        begin = lines.encode(event, to_run(time.monotonic_ns() if t_ns is None else t_ns), fields)
+        first_part = lines.encode(
+            event, to_run(time.monotonic_ns() if t_ns is None else t_ns), fields
+        )
         with self._lock:
             caught_up = not self._late.lines or self._catch_up()
-            line = self._seal(begin)
+            line = self._seal(first_part)
             if not caught_up or not self._append(line):
-                self._put_off(line)
+                self._keep_waiting(line)
 
-    def _seal(self, begin: bytes) -> bytes:
-        seq, self._seq = self._seq, self._seq + 1
-        return lines.seal(begin, self._by, seq)
+    def _seal(self, first_part: bytes) -> bytes:
+        """Return the whole line for a first part, and give it the next number."""
+        number, self._next_number = self._next_number, self._next_number + 1
+        return lines.seal(first_part, self._writer_name, number)
 
     def has(self, event: Event, *, t_ns: int | None, **fields: Any) -> bool:
-        """Whether this record is among the newest of the file, written by a process before this one perhaps."""
+        """Return whether this record is in the last 256 KiB of the file, or waits for the disk.
+
+        An earlier process may have written it. Without a time the result is False.
+        """
         if t_ns is None:
             return False
-        begin = lines.encode(event, to_run(t_ns), fields)
+        first_part = lines.encode(event, to_run(t_ns), fields)
         with self._path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            return any(lines.is_of(line, begin) for line in (*file, *self._late.lines))
+            return any(lines.holds_record(line, first_part) for line in (*file, *self._late.lines))
 
     def sign_off(self, reason: str) -> None:
-        """Write ``closed``, once: this process ends in order. It ends all the same where that cannot be written."""
+        """Write ``closed``, once, before this process ends in order.
+
+        A failure to write it is ignored. A journal without a role gets no such record.
+        """
         with self._lock:
-            is_open, self._is_open = self._is_open, False
-        if is_open:
+            owes_closed, self._owes_closed = self._owes_closed, False
+        if owes_closed:
             with contextlib.suppress(JournalFull, OSError):
                 self.write(Event.CLOSED, reason=reason)
 
     def close(self, reason: str = "") -> None:
-        """Sign off, and wait for room for what waits. Raises JournalFull as :meth:`write` does."""
+        """Write ``closed`` as :meth:`sign_off` does, then all waiting records, and close the file.
+
+        Args:
+            reason: the reason of the end, for the record ``closed``.
+
+        Raises:
+            JournalFull, OSError: as :meth:`write` does; the file stays open then.
+        """
         self.sign_off(reason)
         self.flush()
-        with self._lock:  # another file may get this descriptor, and a thread may write later still
-            fd, self._fd = self._fd, _CLOSED
-        os.close(fd)
+        with self._lock:  # another file may get this descriptor, and a thread may still write later
+            descriptor, self._descriptor = self._descriptor, _CLOSED
+        os.close(descriptor)
 
     def flush(self) -> None:
-        """Return when every record is written. Raises JournalFull as :meth:`write` does."""
+        """Write all waiting records; return when the disk has had room for the last one.
+
+        Raises:
+            JournalFull, OSError: as :meth:`write` does.
+        """
         while self._late.lines:
             with self._lock:
                 if not self._catch_up() and self._late.is_over(time.monotonic()):
@@ -124,9 +165,13 @@ class Journal:
             time.sleep(_RETRY_S)
 
     def _append(self, line: bytes) -> bool:
-        """Write a line; False if there is no room for all of it."""
+        """Write a line; return False if there is no room for all of it.
+
+        Raises:
+            OSError: if the write fails for another reason; a limit of the file size is named.
+        """
         try:
-            self._put(line)
+            self._write_line(line)
         except OSError as error:
             if error.errno == errno.EFBIG:
                 raise OSError(
@@ -137,37 +182,55 @@ class Journal:
             return False
         return True
 
-    def _put(self, line: bytes) -> None:
-        """Write a line, whole. The rest of one that was cut short could follow the line of another process."""
+    def _write_line(self, line: bytes) -> None:
+        """Write a whole line.
+
+        The rest of a line that was cut short is not written on its own: it could follow a line of
+        another process.
+        """
         self._blank_out()
-        while (written := os.write(self._fd, line)) < len(line):  # the next attempt says why
-            self._fragment = (os.lseek(self._fd, 0, os.SEEK_CUR) - written, written)
+        # the next attempt raises the error
+        while (written_bytes := os.write(self._descriptor, line)) < len(line):
+            self._fragment = (
+                os.lseek(self._descriptor, 0, os.SEEK_CUR) - written_bytes,
+                written_bytes,
+            )
             self._blank_out()
 
     def _blank_out(self) -> None:
-        """Make a blank line of a fragment, in its place: another process may append to this file at any moment."""
+        """Turn a fragment into a blank line, in its place.
+
+        Other processes may append to this file at any time.
+        """
         offset, size_bytes = self._fragment
         if size_bytes:
-            file = os.open(
-                self._path, os.O_WRONLY | os.O_CLOEXEC
-            )  # what is written with O_APPEND goes to the end
+            # a descriptor with O_APPEND can write only at the end
+            file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.pwrite(file, b" " * (size_bytes - 1) + b"\n", offset)
             finally:
                 os.close(file)
             self._fragment = (0, 0)
 
-    def _put_off(self, line: bytes) -> None:
+    def _keep_waiting(self, line: bytes) -> None:
+        """Keep a line until there is room; start the thread that retries.
+
+        Raises:
+            JournalFull: if records have waited too long, or there are too many.
+        """
         now_s = time.monotonic()
         if not self._late.lines:
-            self._late.begin(now_s)
+            self._late.begin_wait(now_s)
             threading.Thread(target=self._retry, name="ck-journal", daemon=True).start()
         self._late.add(line)
         if self._late.is_over(now_s):
             raise self._late.error(self._path)
 
     def _retry(self) -> None:
-        """On a thread, while records wait: the process may write no other one for long."""
+        """Write waiting records, on a thread of its own.
+
+        The process may not write another record for a long time.
+        """
         caught_up = False
         while not caught_up:
             time.sleep(_RETRY_S)
@@ -175,59 +238,81 @@ class Journal:
                 try:
                     caught_up = self._catch_up()
                 except OSError:
-                    return  # the next record that is written meets the same error, and raises it
+                    return  # the next record that is written raises the same error
 
     def _catch_up(self) -> bool:
-        """Write what waits, as far as there is room; whether that was all."""
-        late = self._late
-        while late.lines:
-            if not self._append(late.lines[0]):
+        """Write waiting records as far as there is room; return whether all are written.
+
+        Once all are written, a record ``records_late`` follows with their number.
+
+        Raises:
+            OSError: if a write fails for another reason than a full disk.
+        """
+        waiting = self._late
+        while waiting.lines:
+            if not self._append(waiting.lines[0]):
                 return False
-            late.written()
-            if not late.lines and late.count:
-                told = late.summary(time.monotonic())
-                late.lines.append(
-                    self._seal(lines.encode(Event.RECORDS_LATE, to_run(time.monotonic_ns()), told))
+            waiting.remove_oldest()
+            if not waiting.lines and waiting.count:
+                summary = waiting.summary(time.monotonic())
+                waiting.lines.append(
+                    self._seal(
+                        lines.encode(Event.RECORDS_LATE, to_run(time.monotonic_ns()), summary)
+                    )
                 )
         return True
 
 
 class _Late:
-    """Records that wait for a disk that is full."""
+    """The records that wait for a full disk.
+
+    Args:
+        limit_s: the longest wait in seconds.
+        bytes_max: the size of records that may wait.
+
+    Attributes:
+        lines: the waiting lines, the oldest first.
+        count: the number of late records that no ``records_late`` has reported yet.
+    """
 
     def __init__(self, limit_s: float, bytes_max: int) -> None:
         self._limit_s, self._bytes_max = limit_s, bytes_max
         self.lines: deque[bytes] = deque()
-        self.count = 0  # that are still to be told of
-        self._bytes, self._since_s = 0, 0.0
+        self.count = 0
+        self._waiting_bytes, self._since_s = 0, 0.0
 
-    def begin(self, now_s: float) -> None:
-        self.count, self._bytes, self._since_s = 0, 0, now_s
+    def begin_wait(self, now_s: float) -> None:
+        """Start a new wait at ``now_s``, with the count of late records at 0."""
+        self.count, self._waiting_bytes, self._since_s = 0, 0, now_s
 
     def add(self, line: bytes) -> None:
-        if self._bytes <= self._bytes_max:  # beyond that an error is raised for each
+        """Keep a line; drop it if too many bytes wait already, for which the caller raises."""
+        # the caller raises an error for lines beyond the limit
+        if self._waiting_bytes <= self._bytes_max:
             self.lines.append(line)
             self.count += 1
-            self._bytes += len(line)
+            self._waiting_bytes += len(line)
 
-    def written(self) -> None:
-        self._bytes -= len(self.lines.popleft())
+    def remove_oldest(self) -> None:
+        """Remove the oldest line, which was written."""
+        self._waiting_bytes -= len(self.lines.popleft())
 
     def summary(self, now_s: float) -> dict[str, Any]:
-        """Return the fields of the record that tells of those which were late."""
+        """Return the fields of the record ``records_late``, and count late records anew."""
         count, self.count = self.count, 0
         return {"records": count, "full_s": round(now_s - self._since_s, 3)}
 
     def is_over(self, now_s: float) -> bool:
-        """Whether this has gone on for too long."""
+        """Return whether records have waited too long, or are too many."""
         return bool(self.lines) and (
-            now_s - self._since_s > self._limit_s or self._bytes > self._bytes_max
+            now_s - self._since_s > self._limit_s or self._waiting_bytes > self._bytes_max
         )
 
     def error(self, path: Path) -> JournalFull:
+        """Return the error of a disk that stays full; it names the limit that was exceeded."""
         limit = (
             f"{self._limit_s:g} s"
-            if self._bytes <= self._bytes_max
+            if self._waiting_bytes <= self._bytes_max
             else f"{self._bytes_max} bytes of records"
         )
         return JournalFull(
@@ -237,7 +322,8 @@ class _Late:
 
 
 def _ends_within_a_line(path: Path) -> bool:
-    size_bytes = path.stat().st_size  # 0 for what is no regular file
+    """Return whether a file ends without a line break; False if it is empty."""
+    size_bytes = path.stat().st_size  # 0 for a file that is not regular
     if not size_bytes:
         return False
     with path.open("rb") as file:
@@ -246,7 +332,10 @@ def _ends_within_a_line(path: Path) -> bool:
 
 
 def _this_process() -> dict[str, Any]:
-    """Return what the record ``opened`` says: with it, times and numbers of several machines can be compared."""
+    """Return the fields of the record ``opened``.
+
+    They make times and numbers of several machines comparable.
+    """
     torch, pid = sys.modules.get("torch"), os.getpid()
     return {
         "pid": pid,
@@ -265,7 +354,7 @@ def _this_process() -> dict[str, Any]:
 
 @functools.cache
 def own_version() -> str:
-    """Return the version of chaoskit that this process runs; "" where it runs from a folder that says none."""
+    """Return the version of chaoskit in this process; "" if it is not an installed package."""
     from importlib import metadata  # slow to import, and torch has it already
 
     try:

@@ -1,1 +1,1 @@
-"""Launching a training: from settings to a result, its view, its control API, its list of quarantined nodes."""
+"""Launch of a training: from settings to a result, with a view and a control API."""

@@ -1,4 +1,9 @@
-"""The control API of a running launch: HTTP on loopback."""
+"""Control API of a running launch: HTTP on loopback, for scaling, draining and lending nodes.
+
+-> ``experiment/plan/requests.py``: what becomes of a request. ``elastic/client.py``: the client,
+and the file with address and token. ``coordinator/handlers/on_size_request.py``: which requests are
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -26,48 +31,66 @@ _BODY_BYTES_MAX = 65536
 
 
 class _Scale(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request for another number of nodes."""
+
     size: int
     asked_by: str = ""
 
 
 class _Drain(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a notice that a node will be removed."""
+
     node: str
     grace_s: float
 
 
 class _CancelDrain(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of the cancellation of a notice."""
+
     node: str
 
 
 class _Lend(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request to lend nodes to another job."""
+
     job: str
     nodes: int
     grace_s: float
 
 
 class _ReturnNodes(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a notice that lent nodes are back."""
+
     job: str
 
 
-#: What can be asked for, by the last part of the URL.
-_ACTS: dict[str, tuple[type[Any], Callable[[Requests, Any], RequestReply]]] = {
+#: Last part of the URL -> the type of the body, and the function that carries the request out.
+_ACTIONS: dict[str, tuple[type[Any], Callable[[Requests, Any], RequestReply]]] = {
     "scale": (
         _Scale,
-        lambda requests, asked: requests.scale(asked.size, asked.asked_by or "an HTTP call"),
+        lambda requests, body: requests.scale(body.size, body.asked_by or "an HTTP call"),
     ),
-    "drain": (_Drain, lambda requests, asked: requests.tell(SpotNotice(asked.node, asked.grace_s))),
+    "drain": (_Drain, lambda requests, body: requests.tell(SpotNotice(body.node, body.grace_s))),
     "cancel-drain": (
         _CancelDrain,
-        lambda requests, asked: requests.tell(NoticeCancelled(asked.node)),
+        lambda requests, body: requests.tell(NoticeCancelled(body.node)),
     ),
-    "lend": (_Lend, lambda requests, asked: requests.lend(asked.job, asked.nodes, asked.grace_s)),
-    "return-nodes": (_ReturnNodes, lambda requests, asked: requests.tell(ReturnNodes(asked.job))),
+    "lend": (_Lend, lambda requests, body: requests.lend(body.job, body.nodes, body.grace_s)),
+    "return-nodes": (_ReturnNodes, lambda requests, body: requests.tell(ReturnNodes(body.job))),
 }
 
 
 @contextlib.contextmanager
 def listening(requests: Requests, directory: Path, port: int = 0) -> Iterator[Door]:
-    """Take requests while the block lasts.
+    """Serve requests while the block lasts, and yield the address and the token.
+
+    Both are written into a file in the directory of the run, too. At the end of the block the file
+    is removed, and requests that still wait get a refusal.
+
+    Args:
+        requests: carries the requests out; it accepts none after the block.
+        directory: the directory of the run.
+        port: 0 for a free one.
 
     Raises:
         BadInput: if the port is in use.
@@ -86,79 +109,98 @@ def listening(requests: Requests, directory: Path, port: int = 0) -> Iterator[Do
     server.daemon_threads = True
     door = Door(f"http://127.0.0.1:{server.server_port}", token, os.getpid())
     path = open_door(directory, door)
-    ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=_serve, args=(server, theirs), name="door", daemon=True)
+    close_end, server_end = socket.socketpair()
+    thread = threading.Thread(target=_serve, args=(server, server_end), name="door", daemon=True)
     thread.start()
     try:
         yield door
     finally:
         path.unlink(missing_ok=True)
         requests.end()
-        ours.close()
+        close_end.close()
         thread.join()
-        theirs.close()
+        server_end.close()
         server.server_close()
 
 
-def _serve(server: ThreadingHTTPServer, over: socket.socket) -> None:
-    """Answer until the other end of ``over`` is closed; ``serve_forever`` would wake up again and again to look."""
-    while over.fileno() not in await_readable([server.fileno(), over.fileno()]):
+def _serve(server: ThreadingHTTPServer, closing: socket.socket) -> None:
+    """Answer requests until the other end of ``closing`` is closed.
+
+    ``serve_forever`` is not used because it wakes up again and again.
+    """
+    while closing.fileno() not in await_readable([server.fileno(), closing.fileno()]):
         server.handle_request()
 
 
-def _fields(kind: type[Any]) -> str:
+def _fields(body_type: type[Any]) -> str:
+    """Return the fields of a body with their types, for an error message."""
     return ", ".join(
-        f"{field.encode_name} ({field.type.__name__})" for field in msgspec.structs.fields(kind)
+        f"{field.encode_name} ({field.type.__name__})"
+        for field in msgspec.structs.fields(body_type)
     )
 
 
 def _handler(requests: Requests, token: str) -> type[BaseHTTPRequestHandler]:
+    """Return the class of a handler of HTTP requests for a launch."""
+
     class Handler(BaseHTTPRequestHandler):
-        """One request. Without the token a request learns nothing."""
+        """The handler of one HTTP request. A request without the token learns nothing."""
 
         timeout = 10.0
 
         def do_GET(self) -> None:
-            if not self._is_known():
-                self._say(401, {"error": "send the token of control.json as a bearer token"})
+            """Respond to GET /world with the state of the world.
+
+            The status is 401 without the token, and 404 for another path.
+            """
+            if not self._is_authorized():
+                self._respond(401, {"error": "send the token of control.json as a bearer token"})
             elif self.path == "/world":
-                self._say(200, msgspec.to_builtins(requests.state))
+                self._respond(200, msgspec.to_builtins(requests.state))
             else:
-                self._say(404, {"error": "GET /world"})
+                self._respond(404, {"error": "GET /world"})
 
         def do_POST(self) -> None:
-            if not self._is_known():
-                self._say(401, {"error": "send the token of control.json as a bearer token"})
+            """Carry out a request with a JSON body, and respond with its reply.
+
+            The status is 200 for a request that was accepted, 409 for one that was not, and 400 for
+            bad input. It is 401 without the token, and 404 for an unknown request.
+            """
+            if not self._is_authorized():
+                self._respond(401, {"error": "send the token of control.json as a bearer token"})
                 return
-            if (act := _ACTS.get(self.path.strip("/"))) is None:
-                self._say(404, {"error": f"POST {', '.join('/' + name for name in _ACTS)}"})
+            if (action := _ACTIONS.get(self.path.strip("/"))) is None:
+                self._respond(404, {"error": f"POST {', '.join('/' + name for name in _ACTIONS)}"})
                 return
-            kind, do = act
+            body_type, carry_out = action
             try:
                 length = int(self.headers.get("Content-Length", 0))
                 if length < 0:
                     raise ValueError("Content-Length is negative")
-                asked = msgspec.json.decode(
-                    self.rfile.read(min(length, _BODY_BYTES_MAX)), type=kind
+                body = msgspec.json.decode(
+                    self.rfile.read(min(length, _BODY_BYTES_MAX)), type=body_type
                 )
             except (msgspec.DecodeError, ValueError) as error:
-                self._refuse("body", "", f"send JSON with {_fields(kind)}: {error}")
+                self._refuse("body", "", f"send JSON with {_fields(body_type)}: {error}")
                 return
             try:
-                reply = do(requests, asked)
+                reply = carry_out(requests, body)
             except BadInput as error:
                 self._refuse(error.field, error.value, error.remedy)
                 return
-            self._say(200 if reply.accepted else 409, msgspec.to_builtins(reply))
+            self._respond(200 if reply.accepted else 409, msgspec.to_builtins(reply))
 
-        def _is_known(self) -> bool:
-            said = self.headers.get("Authorization", "")
-            return hmac.compare_digest(said.encode(), f"Bearer {token}".encode())
+        def _is_authorized(self) -> bool:
+            """Return True if the request carries the token. The comparison takes constant time."""
+            header = self.headers.get("Authorization", "")
+            return hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
 
         def _refuse(self, field: str, value: Any, remedy: str) -> None:
-            self._say(400, {"field": field, "value": value, "remedy": remedy})
+            """Respond that an input is bad, with a remedy."""
+            self._respond(400, {"field": field, "value": value, "remedy": remedy})
 
-        def _say(self, status: int, body: Any) -> None:
+        def _respond(self, status: int, body: Any) -> None:
+            """Send a response with a JSON body."""
             data = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

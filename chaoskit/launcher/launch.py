@@ -1,4 +1,10 @@
-"""Train with recovery: from a job and its settings to a result. Nothing is broken or compared."""
+"""Launch of a training with recovery: from a job and its settings to a result.
+
+No faults are injected.
+
+-> ``experiment/run/run.py``: the run itself. ``launcher/outage.py``: what happens if every node is
+lost. ``launcher/notice.py``: SIGTERM. ``launcher/quarantined.py``: nodes that are not used.
+"""
 
 from __future__ import annotations
 
@@ -37,29 +43,37 @@ from chaoskit.typed import named_path, typed_arguments
 from chaoskit.vocabulary import Event
 from chaoskit.wire.messages import EndJob, Halt
 
-#: What is shown of a run that goes on is as old as this at most.
+#: The interval of heartbeats, which bounds the age of what the view shows.
 _HEARTBEAT_S = 0.25
 
 
 class LaunchResult(msgspec.Struct, kw_only=True):
-    """How a launch ended; what ``--json`` prints.
+    """The result of a launch, which ``--json`` prints.
 
     Attributes:
-        steps: committed steps.
-        resumed_from: step of the stored snapshot that the run began with; 0 for none.
-        loss: of the last step; None where it was skipped or there is none.
-        stopped_by: the signal that ended the job before its last step; empty for none, and where the job failed.
-        recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
-        seconds: of the whole run; ``training_seconds`` begin when the first ranks do.
-        not_stored: of a job that has ended well, in which tier the state of its last step is missing, and why; empty
-            where it is stored in each, or nothing is to be.
-        stored: of a job that failed, or whose end is not stored, the newest snapshot.
-        nothing_stored: of a job that failed, why there is none.
-        resume: the command that goes on from ``stored``, where a command launched the job.
-        cut_short_by: the worker that returned from its train function while others would have gone on; empty for none.
-        unfit: nodes that found on themselves that they are not fit to train, and why.
-        account: where the time went.
-        error: what a failing worker said last, and the file that holds all it said.
+        steps: the number of committed steps.
+        resumed_from: the step of the stored snapshot that the run began with; 0 for none.
+        ok: True if the job ended without a failure, and no signal ended it before.
+        reason: why the job ended, in words.
+        loss: the loss of the last step; None if it was skipped or is not known.
+        stopped_by: the signal that ended the job before its last step; empty if none did, or the
+            job failed.
+        recoveries: seconds from each loss to the next committed step, with the precision of a
+            heartbeat.
+        seconds: the duration of the whole run. ``training_seconds`` begin with the first ranks.
+        not_stored: the tier in which the state of the last step is missing, and why. It is empty if
+            the job failed, the state is stored in each tier, or no tier is configured.
+        stored: the newest snapshot, if the job failed or its end is not stored.
+        nothing_stored: why there is no snapshot, if the job failed or its end is not stored; empty
+            if there is one.
+        resume: the command that goes on from ``stored``, if a command launched the job.
+        weights_digest: digest of the final weights; empty if no rank finished.
+        directory: the directory of the run; ``logs`` is the one with the output of its processes.
+        cut_short_by: the worker that returned from its train function while others would have gone
+            on; empty for none.
+        unfit: nodes that found themselves not fit to train, each with its first reason.
+        account: the time account.
+        error: the last output of a failing worker. ``error_log`` is the file with all of it.
     """
 
     ok: bool
@@ -90,10 +104,13 @@ class LaunchResult(msgspec.Struct, kw_only=True):
 
 
 def fresh_directory(directory: Path | None, name: str) -> Path:
-    """``directory``, or a new one below ``chaoskit-runs`` that says what and when.
+    """Return ``directory``, or a new one below ``chaoskit-runs``, named after the job and the time.
+
+    The directory is created.
 
     Raises:
-        BadInput: if it cannot be written, or holds a run already.
+        BadInput: if it cannot be written or contains a run already, or the limit of file sizes is
+            too low.
     """
     if directory is None:
         now = datetime.now(UTC).astimezone()
@@ -117,18 +134,23 @@ def launch(
     substrate: str = registry.LOCAL,
     **settings: Any,
 ) -> LaunchResult:
-    """Train with recovery until the job ends; nothing is broken, and nothing is printed.
+    """Train with recovery until the job ends. No faults are injected, and no output is printed.
+
+    A job that fails raises nothing: ``ok`` of the result is False, and ``reason`` says why.
 
     Args:
         job: a reference job, a file, or ``file.py:function``.
-        report: directory for journals and worker output; a fresh one below ``chaoskit-runs`` where none is given.
-        options: of the train function.
-        substrate: where nodes come from: ``local``, ``netns`` or ``docker``.
-        settings: fields of :class:`chaoskit.RunConfig`, such as ``nodes``; ``port`` of the coordinator, and
-            ``control_port``, ``metrics_port``, ``metrics_host`` and ``otlp_endpoint`` of the launcher.
+        report: the directory for journals and worker output. The default is a new one below
+            ``chaoskit-runs``.
+        options: options of the train function.
+        substrate: the place of the nodes: ``local``, ``netns`` or ``docker``.
+        settings: fields of :class:`chaoskit.RunConfig`, such as ``nodes``; ``port`` of the
+            coordinator; and ``control_port``, ``metrics_port``, ``metrics_host`` and
+            ``otlp_endpoint`` of the launcher.
 
     Raises:
-        BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
+        BadInput: before anything is started, or when the job refuses its input.
+        HarnessError: if chaoskit fails.
     """
     directory = named_path("report", report) if report is not None else None
     quiet = Console(quiet=True)
@@ -153,23 +175,30 @@ def launch_shown(
     notice: StopNotice | None = None,
     **settings: Any,
 ) -> LaunchResult:
-    """As :func:`launch`, with a view of the training on ``console``.
+    """Train like :func:`launch`, with a view of the training on ``console``.
 
     Args:
-        control_port: where the launcher takes requests, such as those of ``chaoskit scale``; 0 for any.
-        metrics_port, metrics_host, otlp_endpoint: see :class:`chaoskit.observe.watching.Observation`.
-        notice: takes the signals that announce the end of the launch; None leaves them alone.
+        directory: the directory of the run; None for a new one.
+        port: the port of the coordinator; 0 for any.
+        control_port: the port of the control API, which serves ``chaoskit scale`` and others; 0 for
+            any.
+        metrics_port: see :class:`chaoskit.observe.watching.Observation`.
+        metrics_host: see :class:`chaoskit.observe.watching.Observation`.
+        otlp_endpoint: see :class:`chaoskit.observe.watching.Observation`.
+        notice: handles the signals that announce the end of the launch, and must be installed
+            already; None does not handle them.
         settings: fields of :class:`chaoskit.config.RunConfig`.
 
     Raises:
-        BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
+        BadInput: before anything is started, or when the job refuses its input.
+        HarnessError: if chaoskit fails.
     """
     require_settings(settings)
     quarantined = QuarantinedNodes(enforce=settings.get("health", "enforce") == "enforce")
     experiment = plan_experiment(
         job, options=options, deadline_s=math.inf, **quarantined.added_to(settings)
     )
-    if substrate == registry.LOCAL:  # elsewhere the coordinator has an address of its own
+    if substrate == registry.LOCAL:  # on other substrates the coordinator has its own address
         require_free_port("port", LOOPBACK, port)
     require_free_port("control_port", LOOPBACK, control_port)
     registry.require(substrate)
@@ -194,14 +223,14 @@ def launch_shown(
         requests, starter, ended_ns = Requests(), NodeStarter(config, directory, watch_all), 0
         with (
             contextlib.suppress(GraceOver),
-            contextlib.closing(registry.make(substrate)) as place,
+            contextlib.closing(registry.make(substrate)) as cluster,
             listening(requests, directory, control_port),
             notice.awaited(requests) if notice is not None else contextlib.nullcontext(),
             view.shown(),
         ):
             ended_ns = execute(
                 experiment,
-                place,
+                cluster,
                 directory,
                 watch=watch_all,
                 port=port,
@@ -216,7 +245,7 @@ def launch_shown(
             Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"),
             soft_wrap=True,
         )
-    signal_name = notice.taken.name if notice is not None and notice.taken is not None else ""
+    signal_name = notice.received.name if notice is not None and notice.received is not None else ""
     result = _result(
         experiment, progress, directory, quarantined.refused, ended_ns / 1e9, signal_name
     )
@@ -232,8 +261,9 @@ def _result(
     ended_s: float,
     signal_name: str,
 ) -> LaunchResult:
+    """Return the result of a launch that has ended."""
     end = progress.end or EndJob(False, f"it did not end within the grace after {signal_name}")
-    last, ends = _last_commit(directory / "journal"), _ends(directory / "journal")
+    last, ends = _last_commit(directory / "journal"), _finish_records(directory / "journal")
     is_halted = end.ok and any(record["halted"] for record in ends)
     is_early = end.reason == Halt(signal_name).reason_without_ranks
     stopped_by = signal_name if progress.end is None or is_halted or is_early else ""
@@ -272,16 +302,21 @@ def _result(
 
 
 def _last_commit(journals: Path) -> Record | None:
+    """Return the record of the newest commit in the last records of the journals; None without."""
     commits = [record for record in read_tail(journals) if record.event == Event.COMMIT]
     return max(commits, key=lambda record: int(record["step"]), default=None)
 
 
-def _ends(journals: Path) -> list[Record]:
-    """Return what each rank wrote down after its last step."""
+def _finish_records(journals: Path) -> list[Record]:
+    """Return the records that ranks wrote after their last step; none if the job did not finish."""
     return [record for record in read_tail(journals) if record.event == Event.FINISHED]
 
 
 def _log_of(worker: str, logs: Path) -> Path:
-    """The log of ``worker``; a worker that was forked before it had one of its own writes into that of its agent."""
-    own = logs / f"{worker}.log"
-    return own if own.exists() else logs / f"{worker.rpartition('.')[0] or 'coordinator'}.log"
+    """Return the log of ``worker``, of its agent if the worker has none, or of the coordinator.
+
+    The coordinator's is that of an empty ``worker``. A worker that was forked before its log
+    existed writes into that of its agent.
+    """
+    log = logs / f"{worker}.log"
+    return log if log.exists() else logs / f"{worker.rpartition('.')[0] or 'coordinator'}.log"

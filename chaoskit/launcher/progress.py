@@ -1,4 +1,9 @@
-"""What an observer of a run knows of it: pure state, fed with what the coordinator, or a command's log, says."""
+"""Progress of a run for its view, as pure state.
+
+It is updated with messages of the coordinator, or with lines of a command's log.
+
+-> ``launcher/view.py`` draws it. ``report/``: the results of a run, computed from its journals.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +36,12 @@ from chaoskit.wire.messages import (
 )
 
 _RATE_WINDOW_S = 10.0
-_SAME_LOSS_SHOWN = 3  # a script that fails on every rank, again and again, is told about this often
+_SAME_LOSS_SHOWN = 3  # a script that fails on every rank again and again is reported this often
 
 
 @dataclass(frozen=True, slots=True)
 class ViewLine:
-    """Something worth a line. ``kind``: info, bad or good."""
+    """A line about an event. ``kind`` is info, bad or good."""
 
     at_s: float  # since the start of the run
     kind: str
@@ -45,45 +50,52 @@ class ViewLine:
 
 @dataclass(slots=True)
 class OpenIncident:
-    """One or more losses, until a step is committed after them.
+    """Losses of ranks, until a step is committed after them.
 
     Attributes:
-        step: the newest one that may have been committed before; heartbeats lag behind, so the first of each member
-            of the new generation still counts as before.
+        step: the newest step that may have been committed before the loss. Heartbeats lag behind,
+            so the first one of each member of the new generation also counts as before.
     """
 
     since_s: float
     step: int
-    generation: int = 0  # that trains on; 0 while there is none
-    heard: set[str] = field(default_factory=set)
+    generation: int = 0  # the generation that trains on; 0 while there is none
+    reported: set[str] = field(default_factory=set)
 
     def begin(self, generation: int, step: int) -> None:
-        """Another generation tries."""
+        """Begin with another generation, after the loss or the failure of the one before."""
         self.generation, self.step = generation, step
-        self.heard.clear()
+        self.reported.clear()
 
     def ended_by(self, beat: Beat) -> bool:
-        """Whether a beat of the new generation proves a commit after the loss."""
-        if beat.worker in self.heard:
+        """Return True if a beat of the new generation proves a commit after the loss.
+
+        The first beat of each worker proves none; its step counts as committed before.
+        """
+        if beat.worker in self.reported:
             return beat.step > self.step
-        self.heard.add(beat.worker)
+        self.reported.add(beat.worker)
         self.step = max(self.step, beat.step)
         return False
 
 
 class Progress:
-    """Follows one run.
+    """The progress of one run.
 
     Args:
-        steps: of the job, where they are known.
+        steps: the number of steps of the job; None if it is not known.
         faults: the planned faults in words, by number.
 
     Attributes:
-        step: committed steps.
-        resumed_from: step of the stored snapshot that the run began with; 0 for none.
-        loss: of the newest one that was heard of; NaN while there is none.
-        recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
-        error: the last error that a worker reported, ``culprit`` the worker; empty where there was none.
+        step: the number of committed steps; of a command, the highest step in its log.
+        resumed_from: the step of the stored snapshot that the run began with; 0 for none.
+        loss: the newest reported loss; NaN while there is none.
+        recoveries: seconds from each loss to the next committed step, with the precision of a
+            heartbeat.
+        error: the last error that a worker reported; empty if there was none.
+        culprit: the worker that reported it, or that was lost last if none did; empty before.
+        running: the number of nodes on which a command still runs; None for a job.
+        end: the end of the job; None before.
     """
 
     def __init__(
@@ -96,7 +108,7 @@ class Progress:
         self.resumed_from = 0
         self.nodes = self.spares_wanted = 0
         self.plan: Plan | None = None
-        self.running: int | None = None  # nodes on which a command still runs; None of a job
+        self.running: int | None = None  # nodes on which a command still runs; None for a job
         self.beats: dict[str, Beat] = {}
         self.ready: set[str] = set()
         self.done: set[str] = set()
@@ -105,38 +117,46 @@ class Progress:
         self.incident: OpenIncident | None = None
         self.error = self.culprit = self.weights_digest = ""
         self._below_full_size: OpenIncident | None = (
-            None  # since the world is smaller than it should be
+            None  # since the world became smaller than it should be
         )
-        self._struck: set[str] = set()
-        self._losses_told: Counter[str] = Counter()  # by their words, since the last committed step
+        self._struck_faults: set[str] = set()
+        self._losses_shown: Counter[str] = (
+            Counter()
+        )  # losses by their text, since the last committed step
         self._steps: deque[tuple[float, int]] = deque()
 
     @property
     def world(self) -> int:
-        """Ranks in the current generation."""
+        """The number of ranks in the current generation."""
         return len(self.plan.members) if self.plan else 0
 
     @property
     def generation(self) -> int:
-        """Number of the current membership; 0 before the first."""
+        """The number of the current generation; 0 before the first."""
         return self.plan.generation if self.plan else 0
 
     @property
     def spares(self) -> int:
-        """Warm workers without a rank."""
+        """The number of warm workers without a rank."""
         members = {member.worker for member in self.plan.members} if self.plan else set()
         return len(self.ready - members)
 
     def elapsed_s(self, now_s: float) -> float:
-        """Since the start of the run."""
+        """Return the seconds since the start of the run."""
         return now_s - self.started_s
 
     def training_s(self, now_s: float) -> float:
-        """Since the first membership."""
+        """Return the seconds since the first generation; 0 before it.
+
+        They count from the first step in the log if the run is that of a command.
+        """
         return now_s - (self.training_since_s or now_s)
 
     def steps_per_s(self, now_s: float) -> float | None:
-        """Over the last ten seconds, or the last two steps where those take longer."""
+        """Return the rate of the last ten seconds, or of the last two steps if they took longer.
+
+        None is returned before two steps were seen.
+        """
         while len(self._steps) > 2 and self._steps[1][0] < now_s - _RATE_WINDOW_S:
             self._steps.popleft()
         if len(self._steps) < 2:
@@ -145,11 +165,15 @@ class Progress:
         return (last - first) / max(now_s - first_s if self.end is None else last_s - first_s, 1e-3)
 
     def handle(self, message: Any, now_s: float) -> list[ViewLine]:
-        """Take in one message; what is worth a line comes back."""
-        texts = self._take_in(message, now_s)
+        """Update the progress from a message, and return the lines to show; none for most."""
+        texts = self._process(message, now_s)
         return [ViewLine(self.elapsed_s(now_s), kind, text) for kind, text in texts]
 
-    def _take_in(self, message: Any, now_s: float) -> list[tuple[str, str]]:
+    def _process(self, message: Any, now_s: float) -> list[tuple[str, str]]:
+        """Update the progress from a message, and return kind and text of each line.
+
+        The methods that handle one kind of message return the same.
+        """
         match message:
             case Welcome(config):
                 self.nodes, self.spares_wanted = config.nodes, config.spares
@@ -189,24 +213,26 @@ class Progress:
         return []
 
     def _on_fault(self, fault: str) -> list[tuple[str, str]]:
-        if fault in self._struck:
+        """Return the line of a fault, once for each fault."""
+        if fault in self._struck_faults:
             return []  # the replacement of the rank reaches the same trigger, and nothing happens there
-        self._struck.add(fault)
+        self._struck_faults.add(fault)
         number = int(fault.removeprefix("fault"))
         return [("bad", f"{self._faults[number] if number < len(self._faults) else fault} strikes")]
 
-    def _on_log(self, shown: LogRead, now_s: float) -> None:
-        """What the log of a command shows: the number of a step, not how many there were."""
-        self.running, self.nodes = shown.running, shown.nodes
-        if shown.step is not None and (not self._steps or shown.step > self.step):
-            self.step, self.training_since_s = shown.step, self.training_since_s or now_s
+    def _on_log(self, log_read: LogRead, now_s: float) -> None:
+        """Update step and loss from the log of a command. The step is a number, not a count."""
+        self.running, self.nodes = log_read.running, log_read.nodes
+        if log_read.step is not None and (not self._steps or log_read.step > self.step):
+            self.step, self.training_since_s = log_read.step, self.training_since_s or now_s
             self._steps.append((now_s, self.step))
-        self.loss = math.nan if shown.loss is None else shown.loss
+        self.loss = math.nan if log_read.loss is None else log_read.loss
 
-    # -- what happens to the world --------------------------------------------------------------------------------
+    # -- what happens to the world -----------------------------------------------------------------
 
     def _regroup(self, plan: Plan, now_s: float) -> list[tuple[str, str]]:
-        first, before, self.plan = self.plan is None, self.world, plan
+        """Switch to the generation of a plan, and return the line about the change of the world."""
+        is_first, world_before, self.plan = self.plan is None, self.world, plan
         world = self.world
         stored = next((copy for copy in plan.restore if copy.path), None)
         if stored is not None:
@@ -215,9 +241,9 @@ class Progress:
             self._below_full_size = OpenIncident(
                 self.incident.since_s if self.incident else now_s, self.step
             )
-        for open_one in filter(None, (self.incident, self._below_full_size)):
-            open_one.begin(plan.generation, self.step)
-        if first:
+        for incident in filter(None, (self.incident, self._below_full_size)):
+            incident.begin(plan.generation, self.step)
+        if is_first:
             self.training_since_s = now_s
             if stored is None:
                 return [("info", f"{plural(world, 'rank')} train")]
@@ -230,28 +256,35 @@ class Progress:
             ]
         if stored is not None:
             change = f"{plural(world, 'rank')} go on from step {stored.step}: {stored.path}"
-        elif world > before:
-            change = f"{plural(world, 'rank')}, {world - before} joined"
-        elif world < before:
+        elif world > world_before:
+            change = f"{plural(world, 'rank')}, {world - world_before} joined"
+        elif world < world_before:
             change = f"{plural(world, 'rank')} go on"
         else:
             change = "a spare steps in" if self.incident else "regrouped"
         return [("info", f"generation {plan.generation}: {change}")]
 
     def _resize(self, message: WorldSize) -> list[tuple[str, str]]:
-        """What is on other nodes has left, or is about to."""
-        changed, self.nodes = message.size != self.nodes, message.size
+        """Update the planned size, and return a line if it has changed.
+
+        Workers on other nodes have left, or are about to: they are not ready any more.
+        """
+        is_changed, self.nodes = message.size != self.nodes, message.size
         gone = {worker for worker in self.ready if worker.rpartition(".")[0] not in message.nodes}
         self.ready -= gone
         if self.world >= self.nodes:
             self._below_full_size = None
         return (
             [("info", f"the world shall have {plural(self.nodes, 'rank')}: {message.reason}")]
-            if changed
+            if is_changed
             else []
         )
 
     def _on_worker_lost(self, lost: WorkerLost, now_s: float) -> list[tuple[str, str]]:
+        """Record the loss of a worker, and return its line.
+
+        The same loss has a line a few times only until a step is committed.
+        """
         self.ready.discard(lost.worker)
         self.beats.pop(lost.worker, None)
         member = self.plan.member(lost.worker) if self.plan else None
@@ -262,21 +295,22 @@ class Progress:
         if member is not None and self.end is None:
             self.incident = self.incident or OpenIncident(now_s, self.step)
             self.incident.generation = 0
-        self._losses_told[lost.detail] += 1
-        if self._losses_told[lost.detail] > _SAME_LOSS_SHOWN:
+        self._losses_shown[lost.detail] += 1
+        if self._losses_shown[lost.detail] > _SAME_LOSS_SHOWN:
             return []
         name = f"rank {member.rank} ({lost.worker})" if member else lost.worker
-        again = (
+        suffix = (
             "; further ones are not shown"
-            if self._losses_told[lost.detail] == _SAME_LOSS_SHOWN
+            if self._losses_shown[lost.detail] == _SAME_LOSS_SHOWN
             else ""
         )
-        is_repeated = lost.cause == "raised" and self._losses_told[lost.detail] > 1
+        is_repeated = lost.cause == "raised" and self._losses_shown[lost.detail] > 1
         return [
-            ("bad", f"{name} lost: {'raised the same' if is_repeated else _reason(lost)}{again}")
+            ("bad", f"{name} lost: {'raised the same' if is_repeated else _reason(lost)}{suffix}")
         ]
 
     def _on_rule_fired(self, fired: RuleFired) -> list[tuple[str, str]]:
+        """Return the line of a log rule that fired."""
         kind = "info" if fired.action == "none" else "bad"
         act = "" if fired.action in ("none", "alert") else f" -> {fired.action}"
         return [
@@ -287,6 +321,7 @@ class Progress:
         ]
 
     def _heartbeat(self, beats: Sequence[Beat], now_s: float) -> list[tuple[str, str]]:
+        """Update the progress with beats, and return lines of recoveries that they prove."""
         self.beats.update((beat.worker, beat) for beat in beats)
         members = [
             beat for beat in beats if self.plan is not None and self.plan.member(beat.worker)
@@ -296,33 +331,36 @@ class Progress:
                 self.step, self.loss = beat.step, beat.loss
         if self.step and (not self._steps or self.step > self._steps[-1][1]):
             self._steps.append((now_s, self.step))
-            self._losses_told.clear()
+            self._losses_shown.clear()
         return [
             text
             for beat in members
             if beat.generation == self.generation
-            for text in self._commits_shown_by(beat, now_s)
+            for text in self._report_recoveries(beat, now_s)
         ]
 
-    def _commits_shown_by(self, beat: Beat, now_s: float) -> list[tuple[str, str]]:
-        """A beat of the current generation shows whether training goes on, and whether at full strength."""
+    def _report_recoveries(self, beat: Beat, now_s: float) -> list[tuple[str, str]]:
+        """Return lines if a beat of the current generation proves a recovery, or full strength.
+
+        A recovery is added to ``recoveries``.
+        """
         texts = []
         incident = self.incident
-        full = self.world == self.nodes
+        is_full = self.world == self.nodes
         if incident is not None and incident.generation and incident.ended_by(beat):
             seconds = now_s - incident.since_s
             self.recoveries.append(seconds)
             self.incident = None
-            strength = "at full strength" if full else f"with {plural(self.world, 'rank')}"
+            strength = "at full strength" if is_full else f"with {plural(self.world, 'rank')}"
             texts.append(
                 (
                     "good",
                     f"step {beat.step} committed, {strength}, {duration(seconds)} after the loss",
                 )
             )
-            if full:
+            if is_full:
                 self._below_full_size = None
-        if self._below_full_size is not None and full and self._below_full_size.ended_by(beat):
+        if self._below_full_size is not None and is_full and self._below_full_size.ended_by(beat):
             texts.append(
                 (
                     "good",
@@ -334,7 +372,10 @@ class Progress:
 
 
 def _reason(lost: WorkerLost) -> str:
-    """``killed by SIGKILL`` rather than ``killed: killed by SIGKILL``."""
+    """Return the reason of a loss in words.
+
+    It is ``killed by SIGKILL`` rather than ``killed: killed by SIGKILL``.
+    """
     if lost.cause == EXITED:
         return "its process ended"
     return lost.detail if lost.detail.startswith(lost.cause) else f"{lost.cause}: {lost.detail}"

@@ -1,4 +1,8 @@
-"""The list of quarantined nodes, as a launch uses and updates it."""
+"""Use and update of the quarantine list by a launch.
+
+-> ``health/quarantine.py``: the list. ``coordinator/detectors/fitness.py``: which nodes get no
+workers during a run. ``health/verdict.py``: when a node is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,14 @@ from chaoskit.wire.messages import HealthReport
 
 
 class QuarantinedNodes:
-    """The quarantined nodes at the start of a launch, and what the launch finds out about them.
+    """The quarantined nodes at the start of a launch, and the health reports that follow.
 
     Args:
-        enforce: nodes that were released prove themselves in this launch; else they are used without that.
+        enforce: True if nodes that were released must prove themselves in this launch. False uses
+            them without proof.
 
     Attributes:
-        refused: nodes that found that they are not fit, and the first reason.
+        refused: nodes that found themselves unfit, each with its first reason.
 
     Raises:
         BadInput: if the list is damaged.
@@ -25,31 +30,37 @@ class QuarantinedNodes:
 
     def __init__(self, *, enforce: bool) -> None:
         self._quarantine = Quarantine(state_directory())
-        self._out = self._quarantine.kept_out()
+        self._excluded = self._quarantine.kept_out()
         self._on_probation = self._quarantine.on_probation() if enforce else ()
         self._passed: set[str] = set()
         self.refused: dict[str, str] = {}
 
     def added_to(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return ``settings`` of a run in which the nodes of the list are treated as the list says."""
+        """Return ``settings`` with the nodes of the list.
+
+        Quarantined nodes are excluded, and released ones are put on probation.
+        """
         added = dict(settings)
-        for name, nodes in (("quarantined", self._out), ("on_probation", self._on_probation)):
-            given = settings.get(name, ())
-            if isinstance(given, list | tuple):  # else it is refused with all other settings
-                added[name] = (*given, *nodes)
+        for name, nodes in (("quarantined", self._excluded), ("on_probation", self._on_probation)):
+            own_nodes = settings.get(name, ())
+            if isinstance(
+                own_nodes, list | tuple
+            ):  # invalid settings are refused later, with all others
+                added[name] = (*own_nodes, *nodes)
         return added
 
     def watching(self, watch: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Return ``watch`` with a look at the health reports of nodes before it."""
+        """Return a callback that notes health reports, and then calls ``watch``."""
 
-        def both(message: Any) -> None:
+        def note_and_watch(message: Any) -> None:
             if isinstance(message, HealthReport):
                 self._note(message)
             watch(message)
 
-        return both
+        return note_and_watch
 
     def _note(self, report: HealthReport) -> None:
+        """Note that a node is fit, or add it to ``refused`` with its first reason."""
         verdict = decide(report.node, report.findings)
         if verdict.refused:
             self.refused.setdefault(report.node, verdict.reasons[0])
@@ -57,6 +68,6 @@ class QuarantinedNodes:
             self._passed.add(report.node)
 
     def conclude(self) -> None:
-        """Nodes on probation that were found fit, and never unfit, have proved themselves."""
+        """Remove nodes on probation from the list if they were found fit, and never unfit."""
         for node in self._passed.intersection(self._on_probation).difference(self.refused):
             self._quarantine.prove(node)

@@ -1,4 +1,8 @@
-"""What is stored of a job: from which step it can go on when every node of it is lost."""
+"""Stored snapshots of a job: the newest one, from which it can go on after the loss of every node.
+
+-> ``checkpoint/newest.py``: which snapshot a run really begins with.
+``runtime/state/from_store.py``: how it is read.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ class Stored(msgspec.Struct, frozen=True):
 
     Attributes:
         tier: ``disk`` or ``remote``.
-        path: a directory, or a URL.
-        age_s: since it was complete.
+        path: a directory for ``disk``, or a URL for ``remote``.
+        age_s: the seconds from its completion to now.
     """
 
     step: int
@@ -32,45 +36,62 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 def look_at_stored(config: RunConfig, journals: Path) -> tuple[Stored | None, str]:
-    """Return the newest snapshot of the job, or None and the reason why there is none.
+    """Return the newest snapshot of the job and "", or None and the reason why there is none.
 
-    The names of snapshots are read, and not their files. The remote tier is not asked: what this run uploaded is known.
+    Only the names of snapshots are read, so a snapshot may be damaged. The remote tier is not
+    asked, because the uploads of this run are known. A disk that does not answer within 5 s counts
+    as unreadable, and nothing is raised.
     """
     if config.disk is None:
         return None, "no directory for snapshots was given (--checkpoints DIR, disk=)"
     records = [
         record for record in read_tail(journals) if record.event in (Event.SAVED, Event.SAVE_FAILED)
     ]
-    found = [_uploaded(records)]
+    snapshots = [_uploaded(records)]
     trouble = ""
     try:
         target = Path(config.disk.target)
-        found.insert(0, answer_within(_DISK_ANSWER_S, lambda: _on_disk(target)))
+        snapshots.insert(0, answer_within(_DISK_ANSWER_S, lambda: _on_disk(target)))
     except OSError as error:
         trouble = f"{config.disk.target} cannot be read: {error}"
-    newest = max((one for one in found if one is not None), key=lambda one: one.step, default=None)
+    newest = max(
+        (snapshot for snapshot in snapshots if snapshot is not None),
+        key=lambda snapshot: snapshot.step,
+        default=None,
+    )
     return (
         (newest, "")
         if newest is not None
-        else (None, trouble or _why_nothing(config.disk, records))
+        else (None, trouble or _missing_reason(config.disk, records))
     )
 
 
 def _on_disk(root: Path) -> Stored | None:
+    """Return the newest snapshot on disk; None if there is none."""
     try:
-        there = {age: path for path in root.iterdir() if (age := parse_name(path.name)) is not None}
+        paths = {
+            snapshot_id: path
+            for path in root.iterdir()
+            if (snapshot_id := parse_name(path.name)) is not None
+        }
     except FileNotFoundError:
         return None
-    for age in sorted(there, reverse=True):
+    for snapshot_id in sorted(paths, reverse=True):
         try:
-            written_s = there[age].stat().st_mtime  # its manifest came last
+            written_s = paths[snapshot_id].stat().st_mtime  # the manifest is written last
         except FileNotFoundError:
-            continue  # deleted meanwhile
-        return Stored(age[0], "disk", str(there[age]), round(max(0.0, time.time() - written_s), 3))
+            continue  # deleted in the meantime
+        return Stored(
+            snapshot_id[0],
+            "disk",
+            str(paths[snapshot_id]),
+            round(max(0.0, time.time() - written_s), 3),
+        )
     return None
 
 
 def _uploaded(records: list[Record]) -> Stored | None:
+    """Return the newest snapshot that this run has uploaded; None if there is none."""
     uploads = [
         record for record in records if record.event == Event.SAVED and record["tier"] == "remote"
     ]
@@ -81,10 +102,13 @@ def _uploaded(records: list[Record]) -> Stored | None:
     return Stored(newest["step"], "remote", newest["path"], round(age_s, 3))
 
 
-def _why_nothing(tier: CheckpointTier, records: list[Record]) -> str:
+def _missing_reason(tier: CheckpointTier, records: list[Record]) -> str:
+    """Return why there is no snapshot."""
     failed = [record for record in records if record.event == Event.SAVE_FAILED]
     if failed:
         return f"no snapshot could be written: {failed[-1]['reason']}"
-    often = [f"{tier.every_steps} steps"] if tier.every_steps else []
-    often += [f"{tier.every_s:g} s"] if tier.every_s else []
-    return f"the first snapshot was not complete yet: one is due every {' or every '.join(often)}"
+    intervals = [f"{tier.every_steps} steps"] if tier.every_steps else []
+    intervals += [f"{tier.every_s:g} s"] if tier.every_s else []
+    return (
+        f"the first snapshot was not complete yet: one is due every {' or every '.join(intervals)}"
+    )

@@ -1,1 +1,1 @@
-"""Nights of experiments: what is run, what may stop it, and the report on what it has shown."""
+"""Nights of experiments: their plan, their runs, conditions that stop them, and their reports."""

@@ -1,4 +1,8 @@
-"""What must hold before a night begins: no other one runs here, and its guard lets it."""
+"""Preconditions of a night: a lock against other nights, and the guard of its plan.
+
+-> nightly/watch.py: conditions that end a night later. nightly/places.py: nights of other machines
+in one namespace. nightly/plan.py: the guard in the plan.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,24 @@ from pathlib import Path
 
 from chaoskit.errors import BadInput
 from chaoskit.nightly.plan import Guard
-from chaoskit.nightly.watch import ask
+from chaoskit.nightly.watch import run_command
 
 
 @contextmanager
-def alone(root: Path) -> Iterator[None]:
-    """Hold the lock of a directory, which the kernel releases however this process ends.
+def night_lock(root: Path) -> Iterator[None]:
+    """Hold the lock of a directory. The kernel releases it however this process ends.
+
+    The directory and its file ``.lock`` are created; the file has the id of this process.
 
     Raises:
-        BadInput: if another night holds it, or it cannot be written.
+        BadInput: if another night holds the lock, or the directory cannot be written.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise BadInput(
-            "directory", str(root), f"name one that can be written ({error.strerror})"
+            "directory", str(root), f"name a directory that can be written ({error.strerror})"
         ) from None
     try:
         try:
@@ -44,15 +50,17 @@ def alone(root: Path) -> Iterator[None]:
 
 
 def require_guard(guard: Guard) -> None:
-    """Refuse a night outside of its window, or where its condition does not hold. Raises BadInput."""
+    """Raise BadInput if the window of the guard is closed, or its command fails or cannot run."""
     now = datetime.now(UTC)
     if guard.window is not None and not guard.window.is_open(now):
-        raise BadInput("guard.window", f"{now:%a %H:%M} UTC", f"begin it from {guard.window}")
+        raise BadInput(
+            "guard.window", f"{now:%a %H:%M} UTC", f"start the night within {guard.window}"
+        )
     if guard.require:
-        status, line = ask(guard.require)
+        status, line = run_command(guard.require)
         if status:
             raise BadInput(
                 "guard.require",
                 " ".join(guard.require),
-                f"wait until it ends with 0: {line or status}",
+                f"wait until this command ends with 0: {line or status}",
             )

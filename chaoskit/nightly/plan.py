@@ -1,4 +1,8 @@
-"""The plan of a night, ``nightly.yaml``, and what is refused in it."""
+"""Plan of a night, ``nightly.yaml``, and its validation.
+
+-> nightly/run.py executes it. nightly/begin.py and nightly/watch.py act on the guard.
+-> sla/promises.py: the file of SLAs that it names.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,16 @@ _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 class NightWindow(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"begin": "from", "end": "to"}
 ):
-    """When a night may begin: hours in a time zone, on some days. It may pass midnight."""
+    """The hours in a time zone, on some days, at which a night may begin.
+
+    They may pass midnight; the day on which they began counts then.
+
+    Attributes:
+        begin: the time of day at which the window opens, as ``HH:MM``.
+        end: the time of day at which it closes.
+        zone: the time zone, as ``Europe/Berlin``.
+        days: the days on which it opens, as ``mon`` or ``Monday``.
+    """
 
     begin: str
     end: str
@@ -32,25 +45,27 @@ class NightWindow(
     days: tuple[str, ...] = _DAYS
 
     def is_open(self, now: datetime) -> bool:
-        """Whether it is open at a moment, which has a time zone."""
+        """Return True if the window is open at a moment, which must have a time zone."""
         local = now.astimezone(ZoneInfo(self.zone))
         begin, end, at = _clock(self.begin), _clock(self.end), local.time()
         inside = begin <= at < end if begin < end else at >= begin or at < end
         day = local.weekday() - (
             1 if begin >= end and at < end else 0
-        )  # of the evening on which it began
-        return inside and _DAYS[day] in [one.lower()[:3] for one in self.days]
+        )  # the evening on which the window began counts
+        return inside and _DAYS[day] in [allowed.lower()[:3] for allowed in self.days]
 
     def __str__(self) -> str:
         return f"{self.begin} to {self.end} {self.zone}, {', '.join(self.days)}"
 
 
 class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must hold before a night begins, and while it goes on.
+    """The conditions for a night to begin and to go on.
 
     Attributes:
-        window: when it may begin; at any time without one. require: a command that must end with 0, before anything is
-            started. abort_if: one that is asked every ``every``: when it ends with 0, the night is over.
+        window: when it may begin; None for any time.
+        require: a command that must end with 0 before the night begins; empty for none.
+        abort_if: a command that is run every ``every``; the night ends if its status is 0 or it
+            cannot be run. Empty for none.
     """
 
     window: NightWindow | None = None
@@ -59,8 +74,19 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every: str = "10s"
 
 
-class Comparing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is compared with an earlier version, in turns. See :mod:`chaoskit.versions`."""
+class ComparisonPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tests that are compared with an earlier version in turns.
+
+    See :mod:`chaoskit.versions`.
+
+    Attributes:
+        tests: arguments of pytest, each compared by itself.
+        against: the earlier version; the default is the commit of the last good night.
+        numbers: the compared numbers; empty for those of ``chaoskit compare``.
+        tolerance: the growth that counts as worse, as a fraction above 0 and below 10.
+        budget: the time limit for each of ``tests``, such as ``30m``.
+        prepare: a shell command that is run in each checkout first; "" for none.
+    """
 
     tests: list[str]
     against: str = LAST_GOOD
@@ -71,19 +97,33 @@ class Comparing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Webhook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the result is posted. ``url_from``: ``env:NAME`` or ``file:PATH``, as it may be a secret."""
+    """The address for the result.
+
+    Attributes:
+        url_from: ``env:NAME`` or ``file:PATH``, as a URL may be a secret.
+        when: ``always``; ``change``, if the exit code differs from that of the night before; or
+            ``bad``, if the exit code is not 0.
+    """
 
     url_from: str
     when: str = "always"
 
 
 class NightPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A night as it is written.
+    """A plan as it is written in its file.
 
     Attributes:
-        directory: for what it leaves, below which each night has a folder. history: a store for its records.
-        tests: arguments of pytest. repeats: of each test. control: tests without a fault, which are run first.
-        budget: after which no test is begun. keep: folders of so many nights; 0 keeps all.
+        directory: the directory in which each night gets a folder.
+        history: the store for its records; "" for none.
+        tests: arguments of pytest.
+        repeats: the number of runs of each test, from 1 to 1000.
+        substrate: the substrate of all runs; "" for that of the tests.
+        control: tests without a fault, which are run first.
+        compare: the tests that are compared with an earlier version; None for none.
+        sla: the file of SLAs, relative to the plan; "" for none.
+        budget: the time after which no further test is begun, such as ``8h``; "" for no limit.
+        keep: the number of nights that keep their folders; 0 keeps all.
+        webhook: the address for the result; None for none.
     """
 
     version: int
@@ -94,7 +134,7 @@ class NightPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repeats: int = 5
     substrate: str = ""
     control: list[str] = []
-    compare: Comparing | None = None
+    compare: ComparisonPlan | None = None
     sla: str = ""
     budget: str = ""
     keep: int = 0
@@ -103,20 +143,22 @@ class NightPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def budget_s(self) -> float | None:
-        """Seconds; None for no limit."""
+        """The budget in seconds; None for no limit."""
         return seconds_of(self.budget, "budget") if self.budget else None
 
 
 def load(path: Path) -> NightPlan:
-    """Read a plan.
+    """Return the plan in a file.
 
     Raises:
-        BadInput: which names the field, if anything in it cannot be carried out.
+        BadInput: if the file or its SLAs cannot be read, or a field is invalid. The error names the
+            field.
     """
     try:
         plan = msgspec.convert(read_document("plan", path), NightPlan)
     except msgspec.ValidationError as error:
-        raise BadInput("plan", str(path), f"mend it: {' '.join(str(error).split())}") from None
+        problem = " ".join(str(error).split())
+        raise BadInput("plan", str(path), f"correct the file: {problem}") from None
     try:
         _check(plan, path.resolve().parent)
     except BadInput as error:
@@ -124,13 +166,16 @@ def load(path: Path) -> NightPlan:
     return plan
 
 
-def _check(plan: NightPlan, beside: Path) -> None:
+def _check(plan: NightPlan, plan_directory: Path) -> None:
+    """Raise BadInput if a field is invalid. Relative paths are relative to ``plan_directory``."""
     if plan.version != VERSION:
         raise BadInput("version", plan.version, f"use version {VERSION}, which this chaoskit reads")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", plan.name):
         raise BadInput("name", plan.name, "use letters, digits, dots and dashes")
     if not plan.tests:
-        raise BadInput("tests", [], "name tests, as for pytest: a night of nothing shows nothing")
+        raise BadInput(
+            "tests", [], "name tests, as for pytest: a night without tests has no result"
+        )
     if not 1 <= plan.repeats <= 1000:
         raise BadInput("repeats", plan.repeats, "use 1 to 1000")
     if plan.keep < 0:
@@ -140,7 +185,7 @@ def _check(plan: NightPlan, beside: Path) -> None:
     if plan.budget:
         seconds_of(plan.budget, "budget")
     if plan.sla:
-        load_slas(beside / plan.sla)
+        load_slas(plan_directory / plan.sla)
     if plan.compare is not None:
         _check_comparing(plan, plan.compare)
     _check_guard(plan.guard)
@@ -148,7 +193,8 @@ def _check(plan: NightPlan, beside: Path) -> None:
         _check_webhook(plan.webhook)
 
 
-def _check_comparing(plan: NightPlan, compare: Comparing) -> None:
+def _check_comparing(plan: NightPlan, compare: ComparisonPlan) -> None:
+    """Raise BadInput if the comparison is invalid."""
     if not compare.tests:
         raise BadInput("compare.tests", [], "name tests, or leave compare out")
     if not 0 < compare.tolerance < 10:
@@ -157,13 +203,14 @@ def _check_comparing(plan: NightPlan, compare: Comparing) -> None:
         raise BadInput(
             "compare.against",
             compare.against,
-            "give a history, in which the last good night is found",
+            "set history: the last good night is taken from it",
         )
     seconds_of(compare.budget, "compare.budget")
     require_numbers(compare.numbers, "compare.numbers")
 
 
 def _check_guard(guard: Guard) -> None:
+    """Raise BadInput if the guard is invalid."""
     seconds_of(guard.every, "guard.every")
     if guard.window is None:
         return
@@ -182,17 +229,19 @@ def _check_guard(guard: Guard) -> None:
 
 
 def _check_webhook(webhook: Webhook) -> None:
+    """Raise BadInput if the webhook is invalid."""
     kind, mark, name = webhook.url_from.partition(":")
     if kind not in ("env", "file") or not mark or not name:
         raise BadInput(
             "webhook.url_from",
             webhook.url_from,
-            "write env:NAME or file:PATH: its URL may be a secret",
+            "write env:NAME or file:PATH instead of the URL, which may be a secret",
         )
     if webhook.when not in ("always", "change", "bad"):
         raise BadInput("webhook.when", webhook.when, "use always, change or bad")
 
 
 def _clock(text: str) -> time:
+    """Return the time of day that a text such as ``01:30`` states."""
     hour, _, minute = text.partition(":")
     return time(int(hour), int(minute))

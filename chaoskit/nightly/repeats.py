@@ -1,4 +1,8 @@
-"""The tests of one part of a night, each with all of its repeats, in a pytest that stays warm between them."""
+"""Tests of one part of a night with all of their repeats, in a pytest that stays warm.
+
+-> versions/arm.py: the pytest process. nightly/run.py: the order of the parts, and the end of the
+night after a failure of the control.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,13 @@ Part = Literal["control", "experiments"]
 
 
 class NightTests:
-    """Runs tests, and starts pytest again where one has ended it.
+    """The tests of one part of a night. Pytest is restarted if a test has ended it.
 
     Args:
-        arguments: of pytest, which name the tests. directory: of the user, below ``root``. folder: of the night.
+        part: the part of the night.
+        arguments: arguments of pytest, which name the tests.
+        directory: the user's directory, below ``root``.
+        folder: the folder of the night.
     """
 
     def __init__(
@@ -38,28 +45,35 @@ class NightTests:
         folder: Path,
     ) -> None:
         self._part, self._plan, self._folder, self._root = part, plan, folder, root
-        self._below = directory.resolve().relative_to(root)
+        self._subdirectory = directory.resolve().relative_to(root)
         report = [f"--chaos-report={folder / 'report'}"]
         substrate = [f"--chaos-substrate={plan.substrate}"] if plan.substrate else []
         self._arguments = [*arguments, *report, *substrate]
         self._arm: ArmProcess | None = None
 
     def names(self) -> list[str]:
-        """Names of the tests. Raises HarnessError if there are none, or they cannot be collected."""
-        found = self._running().tests
-        if not found:
+        """Return the names of the tests.
+
+        Raise HarnessError if there are none, or they cannot be collected.
+        """
+        names = self._running_arm().tests
+        if not names:
             raise HarnessError(
                 f"{self._part}: no test uses the fixture chaos: {' '.join(self._arguments)}"
             )
-        return found
+        return names
 
     def run(self, test: str) -> tuple[NightUnit, list[HistoryRecord]]:
-        """Run a test as often as planned: what came of it, and its records for a history."""
+        """Run a test as often as planned. Return its result, and its records for a history.
+
+        The remaining runs are left out if pytest ends or does not answer. ``why_not`` of the result
+        has the reason then, and also if no run was made.
+        """
         reports: list[ArmReport] = []
         began, why_not = time.monotonic(), ""
         while len(reports) < self._plan.repeats and not why_not:
             try:
-                reports.append(self._running().run(test))
+                reports.append(self._running_arm().run(test))
             except HarnessError as error:
                 why_not = f"{len(reports)} of {plural(self._plan.repeats, 'run')}: {error}"
                 self.close()
@@ -72,7 +86,7 @@ class NightTests:
         plans = {plan.series: plan for report in reports for plan in report.plans}
         troubles = list(dict.fromkeys(report.trouble for report in reports if report.trouble))
         if not runs and not why_not:
-            why_not = troubles[0] if troubles else "it passed, and made no run"
+            why_not = troubles[0] if troubles else "the test passed without making a run"
         unit = NightUnit(
             part=self._part,
             test=test,
@@ -86,7 +100,11 @@ class NightTests:
         )
         return unit, [*plans.values(), *runs]
 
-    def _running(self) -> ArmProcess:
+    def _running_arm(self) -> ArmProcess:
+        """Return the running pytest, which is started if necessary.
+
+        Raise HarnessError if it cannot be started or cannot collect its tests.
+        """
         if self._arm is not None:
             return self._arm
         count = len([*self._folder.glob(f"pytest-{self._part}-*")])
@@ -95,14 +113,14 @@ class NightTests:
             self._root,
             self._arguments,
             root=self._root,
-            below=self._below,
+            subdirectory=self._subdirectory,
             scratch=self._folder / f"pytest-{self._part}-{count}",
         )
         self._arm.await_tests()
         return self._arm
 
     def close(self) -> None:
-        """End pytest, and all that it has started."""
+        """End pytest and its children, if it runs."""
         if self._arm is not None:
             self._arm.close()
             self._arm = None

@@ -1,4 +1,7 @@
-"""What a night has shown beside the nights before it, in the order in which people must see it. Pure."""
+"""Report on a night compared with the nights before, in the order of importance. Pure.
+
+-> nightly/outcome.py: the sentence and the exit code. nightly/rendering.py: HTML and Markdown.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,19 @@ from chaoskit.sla.judge import Judged, State
 from chaoskit.sla.language import parse
 from chaoskit.vocabulary import Verdict
 
-#: Nights of a series that are drawn.
+#: The number of nights that the curve of a series shows.
 NIGHTS_SHOWN = 30
 _SOON = timedelta(days=7)
 
 
 class BrokenLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of an SLA that is broken. ``since``: commits of the last night in which it was not, and of the first in
-    which it was; "" where there is none.
+    """A line of an SLA that is broken.
+
+    Attributes:
+        since: the commits of the last night in which it was not broken, and of the first in which
+            it was; "" if there is none.
+        replay: the command that replays the latest run that missed the line, as the only element;
+            empty without one.
     """
 
     judged: Judged
@@ -43,7 +51,10 @@ class BrokenLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """What an objective still allows: of ``runs`` in its window, ``allowed`` may miss it, and ``misses`` did."""
+    """The error budget of an objective: ``allowed`` of ``runs`` may miss it, and ``misses`` did.
+
+    ``allowed`` is a fraction of the runs of the window, and no whole number.
+    """
 
     sla: str
     line: str
@@ -53,12 +64,14 @@ class ErrorBudget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left(self) -> float:
-        """How many runs may still miss it."""
+        """The number of runs that may still miss the objective; negative if it is overspent."""
         return self.allowed - self.misses
 
 
 class WithReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding, or a test that failed, with the command that runs one of its runs again; "" where none was kept."""
+    """A finding or a failed test, with the command that replays one of its runs; "" if no run was
+    kept.
+    """
 
     finding: NumberFinding | None = None
     unit: NightUnit | None = None
@@ -66,7 +79,7 @@ class WithReplay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NightPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Recoveries of one series in one night: the median, the least and the greatest, in seconds."""
+    """The recoveries of one series in one night: median, least and greatest, in seconds."""
 
     day: date
     middle: float
@@ -76,7 +89,14 @@ class NightPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """A series over nights, the latest last."""
+    """The recoveries of a series over nights, the latest last.
+
+    Attributes:
+        points: a point for each of the latest 30 days that have recoveries, the latest last.
+        recovered: the number of runs of this night that recovered.
+        passed: the number of runs of this night that passed.
+        runs: the number of runs of this night.
+    """
 
     series: str
     title: str
@@ -90,10 +110,19 @@ class NightReport(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of the report, in their order.
 
     Attributes:
-        sentence: all of it in one. broken: SLA lines. regressions: durations and counts that got worse.
-        not_run: what was planned and is not there. budgets: of objectives. expiring: accepted regressions that soon
-            fail again. better: what improved. changed: of the environment, since the night before.
-        troubles: tests that failed, with why. lines: what else people must see. curves: of each series.
+        before: the night before; None for the first night.
+        sentence: a summary of the night.
+        broken: broken lines of SLAs.
+        regressions: durations and counts that got worse, including accepted ones.
+        troubles: tests that failed, and why.
+        not_run: planned parts that are missing.
+        budgets: the error budgets of objectives.
+        expiring: accepted regressions whose acceptance ends within 7 days.
+        better: numbers that improved.
+        changed: changes of the environment since the night before.
+        lines: other lines that must be shown.
+        curves: the curve of each series.
+        store: the name of the history, for commands.
     """
 
     night: NightRecord
@@ -113,98 +142,117 @@ class NightReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_report(contents: RunContents, store: str, night: str = "") -> NightReport:
-    """The report on a night: the latest, or the latest whose day, name or commit is this, or begins so.
+    """Return the report on a night.
+
+    Args:
+        contents: the records of the history, with this night and earlier ones.
+        store: the name of the history, for the commands in the report.
+        night: the day, name or commit of a night, or the beginning of its UUID or commit. The
+            latest match is taken; "" is the latest night.
 
     Raises:
         BadInput: if there is no such night.
     """
     record = choose_night(contents.nights, night)
     earlier = [
-        one
-        for one in contents.nights
-        if one.name == record.name and one.started_unix_ns < record.started_unix_ns
+        night
+        for night in contents.nights
+        if night.name == record.name and night.started_unix_ns < record.started_unix_ns
     ]
     findings = with_accepted_findings(record.findings, contents.accepted, _day(record))
     record = msgspec.structs.replace(record, findings=findings)
-    judged = [msgspec.convert(one, Judged) for one in record.slas]
+    judged = [msgspec.convert(line, Judged) for line in record.slas]
     return NightReport(
         night=record,
         before=earlier[-1] if earlier else None,
         sentence=night_sentence(record),
         broken=[
-            _broken(one, [*earlier, record], store) for one in judged if one.state is State.BROKEN
+            _broken_line(line, [*earlier, record], store)
+            for line in judged
+            if line.state is State.BROKEN
         ],
         regressions=[
             WithReplay(
-                finding=one,
-                replay=_replay(store, (run for run in contents.runs if run.series == one.series)),
+                finding=finding,
+                replay=_replay_command(
+                    store, (run for run in contents.runs if run.series == finding.series)
+                ),
             )
-            for one in record.findings
-            if one.change is NumberChange.REGRESSED
+            for finding in record.findings
+            if finding.change is NumberChange.REGRESSED
         ],
         troubles=[
             WithReplay(
                 unit=unit,
-                replay=_replay(store, (run for run in contents.runs if _has_missed(run, unit))),
+                replay=_replay_command(
+                    store, (run for run in contents.runs if _explains_failure(run, unit))
+                ),
             )
             for unit in record.units
             if has_failed(unit)
         ],
         not_run=record.missing,
-        budgets=[budget for one in judged if (budget := _budget(one)) is not None],
+        budgets=[budget for line in judged if (budget := _error_budget(line)) is not None],
         expiring=[
-            one
-            for one in _latest(contents.accepted)
-            if _day(record) <= one.until <= _day(record) + _SOON
+            acceptance
+            for acceptance in _latest_acceptances(contents.accepted)
+            if _day(record) <= acceptance.until <= _day(record) + _SOON
         ],
-        better=[one for one in record.findings if one.change is NumberChange.BETTER],
-        changed=_changed(record, earlier),
+        better=[finding for finding in record.findings if finding.change is NumberChange.BETTER],
+        changed=_environment_changes(record, earlier),
         lines=record.lines,
         curves=_curves(contents, record),
         store=store,
     )
 
 
-def _latest(accepted: Sequence[AcceptedRecord]) -> list[AcceptedRecord]:
-    """Of what was accepted more than once, the one that lasts longest."""
-    found: dict[tuple[str, str], AcceptedRecord] = {}
-    for one in sorted(accepted, key=lambda one: one.until):
-        found[one.series, one.metric] = one
-    return list(found.values())
+def _latest_acceptances(accepted: Sequence[AcceptedRecord]) -> list[AcceptedRecord]:
+    """Return, for each series and number, the acceptance with the latest expiry."""
+    latest: dict[tuple[str, str], AcceptedRecord] = {}
+    for acceptance in sorted(accepted, key=lambda acceptance: acceptance.until):
+        latest[acceptance.series, acceptance.metric] = acceptance
+    return list(latest.values())
 
 
 def choose_night(nights: Sequence[NightRecord], name: str) -> NightRecord:
-    """The latest night, or the one that is named. Raises BadInput."""
+    """Return the latest night, or the latest one that a name selects.
+
+    Raise BadInput if there is none.
+
+    Args:
+        nights: the nights, sorted by their start.
+        name: a day, name, commit or UUID, or the beginning of a UUID or commit; "" for any night.
+    """
     if not nights:
-        raise BadInput(
-            "night", name, "there is none in this history: chaoskit nightly run makes one"
-        )
+        raise BadInput("night", name, "name a history with nights: chaoskit nightly run adds them")
     if not name:
         return nights[-1]
-    found = [
+    matching = [
         record
         for record in nights
         if name in (str(_day(record)), record.name, record.night, record.commit)
     ]
-    found = found or [record for record in nights if record.night.startswith(name)]
-    found = found or [record for record in nights if record.commit.startswith(name)]
-    if not found:
-        known = ", ".join(f"{_day(one)} ({one.night[:13]})" for one in nights[-5:])
-        raise BadInput("night", name, f"name one by its day, its commit or its beginning: {known}")
-    return found[-1]
+    matching = matching or [record for record in nights if record.night.startswith(name)]
+    matching = matching or [record for record in nights if record.commit.startswith(name)]
+    if not matching:
+        choices = ", ".join(f"{_day(record)} ({record.night[:13]})" for record in nights[-5:])
+        raise BadInput("night", name, f"name a night by its day, its commit or its UUID: {choices}")
+    return matching[-1]
 
 
 def _day(night: NightRecord) -> date:
+    """Return the UTC day on which a night began."""
     return datetime.fromtimestamp(night.started_unix_ns / 1e9, UTC).date()
 
 
-def _broken(judged: Judged, nights: Sequence[NightRecord], store: str) -> BrokenLine:
+def _broken_line(judged: Judged, nights: Sequence[NightRecord], store: str) -> BrokenLine:
+    """Return a broken line with the commits between which it broke, and a command for replay."""
     last_good, first_bad = "", nights[-1].commit
     for night in reversed(nights):
         states = [
-            one["state"]
-            for one in night.slas
-            if (one["sla"], one["line"]) == (judged.sla, judged.line)
+            line["state"]
+            for line in night.slas
+            if (line["sla"], line["line"]) == (judged.sla, judged.line)
         ]
         if states and State.BROKEN not in states:
             last_good = night.commit
@@ -214,35 +262,46 @@ def _broken(judged: Judged, nights: Sequence[NightRecord], store: str) -> Broken
     return BrokenLine(judged=judged, since=(last_good, first_bad), replay=replay)
 
 
-def _replay(store: str, runs: Iterable[RunRecord]) -> str:
-    """The command that runs the latest of some runs again; "" where there is none."""
-    found = [run.run_id for run in runs]
-    return f"chaoskit replay --history {store} {found[-1]}" if found else ""
+def _replay_command(store: str, runs: Iterable[RunRecord]) -> str:
+    """Return the command that replays the latest of some runs; "" if there is none."""
+    run_ids = [run.run_id for run in runs]
+    return f"chaoskit replay --history {store} {run_ids[-1]}" if run_ids else ""
 
 
-def _has_missed(run: RunRecord, unit: NightUnit) -> bool:
-    """Whether a run is of a test, and did not pass: or of a test whose runs did, and whose own assertion failed."""
-    is_its = run.title.partition(" #")[0] == unit.test
-    return is_its and (run.verdict is not Verdict.PASSED or set(unit.verdicts) <= {Verdict.PASSED})
+def _explains_failure(run: RunRecord, unit: NightUnit) -> bool:
+    """Return True if a run belongs to a test and explains its failure.
+
+    This is so if the run did not pass. If all runs of the test passed, its own assertion failed,
+    and each of them explains it.
+    """
+    is_of_test = run.title.partition(" #")[0] == unit.test
+    return is_of_test and (
+        run.verdict is not Verdict.PASSED or set(unit.verdicts) <= {Verdict.PASSED}
+    )
 
 
-def gone(record: NightRecord, earlier: Sequence[NightRecord]) -> list[str]:
-    """Tests of the night before that are no part of this one, in any way. One that ended early had no time for them."""
+def removed_tests(record: NightRecord, earlier: Sequence[NightRecord]) -> list[str]:
+    """Return a line for each test of the night before that is no part of this night.
+
+    A night that ended early had no time for them, so there are no lines. Tests that ``missing`` of
+    the record explains have none either.
+    """
     if not earlier or record.reason:
         return []
     now = {f"{unit.part}: {unit.test}" for unit in record.units}
     before = dict.fromkeys(f"{unit.part}: {unit.test}" for unit in earlier[-1].units)
     return [
-        f"{name}: it ran in the night before, and is not there any more"
+        f"{name}: it ran in the night before, and is not part of this night"
         for name in before
         if name not in now and not any(line.startswith(f"{name}: ") for line in record.missing)
     ]
 
 
-def _budget(judged: Judged) -> ErrorBudget | None:
+def _error_budget(judged: Judged) -> ErrorBudget | None:
+    """Return the error budget of an objective; None for other lines, and without runs."""
     try:
         condition = parse(judged.line, "line")
-    except BadInput:  # a line about a regression
+    except BadInput:  # the line is about a regression
         return None
     if not condition.is_objective or not judged.runs:
         return None
@@ -252,39 +311,54 @@ def _budget(judged: Judged) -> ErrorBudget | None:
     )
 
 
-def _changed(record: NightRecord, earlier: Sequence[NightRecord]) -> list[str]:
+def _environment_changes(record: NightRecord, earlier: Sequence[NightRecord]) -> list[str]:
+    """Return a line for each property of the environment that differs from the night before.
+
+    The first night has no lines.
+    """
     if not earlier:
         return []
     before, now = earlier[-1].environment, record.environment
     names = sorted(before.keys() | now.keys())
     return [
-        f"{name}: {now.get(name, 'gone')} (was {before.get(name, 'not there')})"
+        f"{name}: {now.get(name, 'absent')} (was {before.get(name, 'absent')})"
         for name in names
         if before.get(name) != now.get(name)
     ]
 
 
 def _curves(contents: RunContents, record: NightRecord) -> list[Curve]:
-    """Of the series that ran in this night, up to it."""
-    tonight = {unit.session for unit in record.units if unit.part == "experiments" and unit.session}
+    """Return a curve for each series of this night's experiments; later nights are left out."""
+    sessions_tonight = {
+        unit.session for unit in record.units if unit.part == "experiments" and unit.session
+    }
     days = {unit.session: _day(night) for night in contents.nights for unit in night.units}
-    found = []
+    curves = []
     for (series, _), runs in by_series(contents.runs).items():
-        mine = [run for run in runs if run.session in tonight and run.claimed]
-        if not mine:
+        runs_tonight = [run for run in runs if run.session in sessions_tonight and run.claimed]
+        if not runs_tonight:
             continue
-        shown = [run for run in runs if run.session <= max(tonight)]  # their names sort by time
+        shown = [
+            run for run in runs if run.session <= max(sessions_tonight)
+        ]  # names of sessions sort by time
         points = _points(shown, days)[-NIGHTS_SHOWN:]
         recovered = sum(
-            bool(run.metrics[RECOVERED].value) for run in mine if RECOVERED in run.metrics
+            bool(run.metrics[RECOVERED].value) for run in runs_tonight if RECOVERED in run.metrics
         )
-        counts = {"recovered": recovered, "passed": sum(map(passed, mine)), "runs": len(mine)}
-        found.append(Curve(series=series, title=mine[-1].title, points=points, **counts))
-    return sorted(found, key=lambda curve: curve.title)
+        counts = {
+            "recovered": recovered,
+            "passed": sum(map(passed, runs_tonight)),
+            "runs": len(runs_tonight),
+        }
+        curves.append(Curve(series=series, title=runs_tonight[-1].title, points=points, **counts))
+    return sorted(curves, key=lambda curve: curve.title)
 
 
 def _points(runs: Sequence[RunRecord], days: Mapping[str, date]) -> list[NightPoint]:
-    """By the day on which a night began; of other sessions, by their own."""
+    """Return the median, least and greatest recovery of each day, sorted by day.
+
+    A run belongs to the day on which its night began, or its session if it is part of no night.
+    """
     by_day: dict[date, list[float]] = {}
     for run in runs:
         if RECOVERY in run.metrics and came_back(run):

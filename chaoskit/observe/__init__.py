@@ -1,1 +1,4 @@
-"""Looking at a run from outside, while it lasts or afterwards: journals, live beats, metrics, traces, a picture."""
+"""Observation of a run from outside, live or afterwards.
+
+It offers the state in the journals, heartbeats, metrics, traces and a live view.
+"""

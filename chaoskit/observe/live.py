@@ -1,4 +1,8 @@
-"""The heartbeats of a run, kept for whoever looks at it: in memory, and in a small file that other processes read."""
+"""Heartbeats of a run for observers: in memory, and in a small file for other processes.
+
+-> coordinator/detectors/contact.py: the decision that a node is lost. This view decides nothing.
+-> observe/watching.py feeds it from the launcher. observe/frame.py shows silent nodes.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,18 @@ from chaoskit.wire.messages import EndJob, Heartbeat, WorkerLost
 
 FILE_NAME = "live.json"
 _WRITE_EVERY_S = 0.25
-_FRESH_S = 2.0  # a node, or a file, that says nothing for so long is not there
+_FRESH_S = 2.0  # a node or a file that is silent for so long counts as gone
 
 
 class Pulse(msgspec.Struct, frozen=True):
-    """What one worker did when it was last heard. ``loss`` is None where there is none that is finite."""
+    """The activity of a worker in its last heartbeat.
+
+    Attributes:
+        phase: the number of a :class:`chaoskit.vocabulary.Phase`.
+        age_ms: the time in this phase, in milliseconds.
+        loss: the last loss; None if it is not finite.
+        heard_ns: the time of the heartbeat, on CLOCK_MONOTONIC.
+    """
 
     worker: str
     node: str
@@ -33,7 +44,14 @@ class Pulse(msgspec.Struct, frozen=True):
 
 
 class LiveState(msgspec.Struct):
-    """``nodes``: when each was last heard, on CLOCK_MONOTONIC."""
+    """The last heartbeats of all nodes.
+
+    Attributes:
+        t_ns: the time of the last update, on CLOCK_MONOTONIC.
+        nodes: the time of each node's last heartbeat, on CLOCK_MONOTONIC in ns.
+        pulses: the activity of each worker that was not lost.
+        ended: True once the job has ended.
+    """
 
     t_ns: int = 0
     nodes: dict[str, int] = {}
@@ -41,23 +59,26 @@ class LiveState(msgspec.Struct):
     ended: bool = False
 
     def is_fresh(self, now_ns: int) -> bool:
-        """Whether it tells of now."""
+        """Return True if the last update is less than two seconds old."""
         return now_ns - self.t_ns < _FRESH_S * 1e9
 
     def is_up(self, node: str, now_ns: int) -> bool:
-        """Whether ``node`` was heard a moment ago."""
+        """Return True if ``node`` sent a heartbeat in the last two seconds."""
         return now_ns - self.nodes.get(node, 0) < _FRESH_S * 1e9
 
 
 class Live:
-    """Hears what the coordinator says. Thread-safe."""
+    """The live state of a run, updated with messages of the coordinator. Thread-safe."""
 
     def __init__(self) -> None:
         self._state = LiveState()
         self._lock = threading.Lock()
 
-    def hear(self, message: Any) -> None:
-        """Take in one message."""
+    def update(self, message: Any) -> None:
+        """Update the state with a message of any type, which also makes it fresh.
+
+        Heartbeats, lost workers and the end of the job change more than its time.
+        """
         now_ns = time.monotonic_ns()
         with self._lock:
             state, state.t_ns = self._state, now_ns
@@ -66,29 +87,34 @@ class Live:
                     state.nodes[node] = now_ns
                     for beat in beats:
                         loss = beat.loss if math.isfinite(beat.loss) else None
-                        where = (beat.rank, beat.generation, beat.step, beat.phase, beat.age_ms)
-                        state.pulses[beat.worker] = Pulse(beat.worker, node, *where, loss, now_ns)
+                        progress = (beat.rank, beat.generation, beat.step, beat.phase, beat.age_ms)
+                        state.pulses[beat.worker] = Pulse(
+                            beat.worker, node, *progress, loss, now_ns
+                        )
                 case WorkerLost(worker):
                     state.pulses.pop(worker, None)
                 case EndJob():
                     state.ended = True
 
     def state(self) -> LiveState:
-        """A copy that does not change any more."""
+        """Return a copy of the state."""
         with self._lock:
             now = self._state
             return LiveState(now.t_ns, dict(now.nodes), dict(now.pulses), now.ended)
 
 
 class LiveFile:
-    """Shows a :class:`Live` to other processes, four times a second at most."""
+    """A file that shows a :class:`Live` to other processes, written at most four times a second."""
 
     def __init__(self, directory: Path, live: Live) -> None:
         self._path, self._live = directory / FILE_NAME, live
         self._written_s = 0.0
 
     def refresh(self) -> None:
-        """Write it anew, if it is time. A disk that is full costs the picture and nothing else."""
+        """Write the file atomically, if a quarter of a second has passed since the last time.
+
+        An error of the disk is ignored: only the live view needs the file.
+        """
         now_s = time.monotonic()
         if now_s - self._written_s < _WRITE_EVERY_S:
             return
@@ -96,13 +122,16 @@ class LiveFile:
         draft = self._path.with_name(f".{FILE_NAME}")
         try:
             draft.write_bytes(msgspec.json.encode(self._live.state()))
-            os.replace(draft, self._path)  # noqa: PTH105 - many times a second
+            os.replace(draft, self._path)  # noqa: PTH105 - faster than pathlib, many times a second
         except OSError:
             return
 
 
 def read_live(directory: Path) -> LiveState:
-    """What the launcher of the run in ``directory`` wrote last; nothing where it wrote nothing."""
+    """Return the state that the launcher of a run wrote last.
+
+    It is empty, and therefore not fresh, if there is no file or it cannot be read.
+    """
     try:
         return msgspec.json.decode((directory / FILE_NAME).read_bytes(), type=LiveState)
     except (OSError, msgspec.MsgspecError):

@@ -1,4 +1,8 @@
-"""What a run tells Prometheus. Nothing is computed before somebody scrapes."""
+"""Prometheus metrics of a run. They are computed on each scrape and not before.
+
+-> observe/follower.py: the values. observe/histograms.py: the buckets.
+-> observe/watching.py starts the server of a launch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from chaoskit.errors import BadInput
-from chaoskit.observe.follow import Follower
+from chaoskit.observe.follower import Follower
 from chaoskit.observe.histograms import STEP_BUCKETS_S, Histogram, RecoveryTimes
 from chaoskit.observe.live import Live, LiveState
 from chaoskit.runlog.account.setback import Setback
@@ -19,20 +23,21 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 LOOPBACK = "127.0.0.1"
-_RANKS_MAX = 64  # with more, ranks are counted by phase, not named
-#: Over which the newest ratios are told; see also ``chaoskit top``.
+_RANKS_MAX = 64  # beyond this number, ranks are counted by phase and not named
+#: The windows of the recent ratios, in seconds.
 _WINDOWS = {"10m": 600.0, "1h": 3600.0}
 
 
 class RunMetrics:
-    """A collector for ``prometheus_client``: one scrape, one look at the run.
+    """A collector for ``prometheus_client``, which polls the run once for each scrape.
 
     Args:
-        live: what the coordinator says.
-        lock: held while the follower is used, as others may use it, too.
+        live: the live state of the run.
+        lock: is held while the follower is used, because other threads use it too.
 
     Attributes:
-        follower: of the run; it tells :meth:`observe_step` and :meth:`observe_setback` what it sees.
+        follower: the follower of the run, which the owner sets; None before. It calls
+            :meth:`observe_step` and :meth:`observe_setback`.
     """
 
     def __init__(self, live: Live, lock: threading.RLock) -> None:
@@ -40,36 +45,39 @@ class RunMetrics:
         self.follower: Follower | None = None
         self._step_times = Histogram(STEP_BUCKETS_S)
         self._recoveries = RecoveryTimes()
-        self._highest: dict[str, float] = {}  # a counter never falls, though time may be spent anew
+        self._highest: dict[
+            str, float
+        ] = {}  # counters must not fall, though the time of a step may be classified anew
 
     def observe_step(self, spent_ns: int) -> None:
-        """A step was committed."""
+        """Count a finished step, skipped or not, and the time in ns that was spent on it."""
         self._step_times.observe(spent_ns)
 
     def observe_setback(self, setback: Setback) -> None:
-        """Training goes on after one, and it is settled."""
+        """Count a recovery or a planned resize, after which training goes on."""
         self._recoveries.observe(setback)
 
     def describe(self) -> Iterable[Metric]:
-        """Names are known without a look at the run."""
+        """Return no metrics, so that registration does not poll the run."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics."""
+        """Read the new records of the run, and yield all metrics; none without a follower."""
         with self._lock:
             follower = self.follower
             if follower is None:
                 return
             follower.poll()
-            self._recoveries.look()
-            found = [
-                *self._of_training(follower),
-                *self._of_time(follower),
-                *self._of_places(follower),
+            self._recoveries.count_later_phases()
+            metrics = [
+                *self._training_metrics(follower),
+                *self._time_metrics(follower),
+                *self._node_metrics(follower),
             ]
-        yield from found
+        yield from metrics
 
-    def _of_training(self, follower: Follower) -> Iterator[Metric]:
+    def _training_metrics(self, follower: Follower) -> Iterator[Metric]:
+        """Yield metrics of the training: steps, loss, world, lost ranks, resizes, recoveries."""
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -82,13 +90,15 @@ class RunMetrics:
             yield GaugeMetricFamily("chaoskit_loss", "Loss of the newest step.", accountant.loss)
         yield GaugeMetricFamily("chaoskit_world_size", "Ranks that train.", accountant.world)
         yield GaugeMetricFamily(
-            "chaoskit_full_world_size", "Ranks that shall train.", accountant.full_world
+            "chaoskit_full_world_size", "Ranks of the full world.", accountant.full_world
         )
         yield GaugeMetricFamily(
             "chaoskit_generation", "Number of the membership.", accountant.generation
         )
         yield GaugeMetricFamily(
-            "chaoskit_recovering", "1 while training stands still.", float(_stands(follower))
+            "chaoskit_recovering",
+            "1 while a recovery is under way.",
+            float(_is_recovering(follower)),
         )
         losses = CounterMetricFamily(
             "chaoskit_losses", "Ranks that were given up.", labels=["cause"]
@@ -114,7 +124,8 @@ class RunMetrics:
             recovery.add_metric([phase], histogram.buckets(), histogram.sum_s)
         yield recovery
 
-    def _of_time(self, follower: Follower) -> Iterator[Metric]:
+    def _time_metrics(self, follower: Follower) -> Iterator[Metric]:
+        """Yield metrics of the time account."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         account = follower.account()
@@ -127,38 +138,38 @@ class RunMetrics:
         ettr.add_metric(["wall"], account.ettr_wall)
         ettr.add_metric(["productive"], account.ettr_productive)
         yield ettr
-        yield from _of_late(follower)
+        yield from _recent_ratios(follower)
         yield CounterMetricFamily(
             "chaoskit_wall_seconds", "Time since the start of the run.", account.wall_s
         )
         settled = follower.accountant.account()
-        productive_s = self._rising("", settled.productive_s)
+        productive_s = self._never_lower("", settled.productive_s)
         yield CounterMetricFamily(
-            "chaoskit_productive_seconds", "Time of steps that live on.", productive_s
+            "chaoskit_productive_seconds", "Time of committed steps that were kept.", productive_s
         )
         lost = CounterMetricFamily(
             "chaoskit_lost_seconds", "Time that was not productive.", labels=["cause"]
         )
         for cause, seconds in settled.lost_s.items():
-            lost.add_metric([cause], self._rising(cause, seconds))
+            lost.add_metric([cause], self._never_lower(cause, seconds))
         yield lost
-        unsettled = (
-            "Time of which is not known yet whether it is productive or lost: since the last event."
-        )
+        unsettled = "Time since the last event, not yet known to be productive or lost."
         yield GaugeMetricFamily(
             "chaoskit_unsettled_seconds", unsettled, account.wall_s - settled.wall_s
         )
 
-    def _rising(self, name: str, seconds: float) -> float:
+    def _never_lower(self, name: str, seconds: float) -> float:
+        """Return the larger one of ``seconds`` and the highest earlier value of a counter."""
         self._highest[name] = max(seconds, self._highest.get(name, 0.0))
         return self._highest[name]
 
-    def _of_places(self, follower: Follower) -> Iterator[Metric]:
+    def _node_metrics(self, follower: Follower) -> Iterator[Metric]:
+        """Yield metrics of nodes, spares and copies of the state."""
         from prometheus_client.core import GaugeMetricFamily
 
         now_ns, live = time.monotonic_ns(), self._live.state()
         nodes = GaugeMetricFamily(
-            "chaoskit_node_up", "1 if the node was heard in the last 2 s.", labels=["node"]
+            "chaoskit_node_up", "1 if the node sent a heartbeat in the last 2 s.", labels=["node"]
         )
         for node in sorted(follower.nodes | set(live.nodes)):
             nodes.add_metric([node], float(live.is_up(node, now_ns)))
@@ -169,25 +180,27 @@ class RunMetrics:
             "chaoskit_snapshot_step", "Newest complete copy of the state.", labels=["tier"]
         )
         ages = GaugeMetricFamily(
-            "chaoskit_snapshot_age_seconds", "How long ago it was told of.", labels=["tier"]
+            "chaoskit_snapshot_age_seconds", "Time since this copy was reported.", labels=["tier"]
         )
         for tier, stored in follower.stored.items():
             tiers.add_metric([tier], stored.step)
             ages.add_metric([tier], (now_ns - stored.t_ns) / 1e9)
         yield tiers
         yield ages
-        yield from _of_phases(follower, live)
+        yield from _phase_metrics(follower, live)
 
 
-def _of_late(follower: Follower) -> Iterator[Metric]:
-    """The ratios of the last minutes, for whoever cannot compute them from the counters, and to compare with them."""
+def _recent_ratios(follower: Follower) -> Iterator[Metric]:
+    """Yield the ratios of the last minutes, for users without means to compute them."""
     from prometheus_client.core import GaugeMetricFamily
 
     goodput = GaugeMetricFamily(
         "chaoskit_recent_goodput_ratio", "Goodput of the last minutes.", labels=["window"]
     )
-    words = "Effective training time ratio of the last minutes."
-    ettr = GaugeMetricFamily("chaoskit_recent_ettr_ratio", words, labels=["window", "convention"])
+    description = "Effective training time ratio of the last minutes."
+    ettr = GaugeMetricFamily(
+        "chaoskit_recent_ettr_ratio", description, labels=["window", "convention"]
+    )
     for window, window_s in _WINDOWS.items():
         recently = follower.recently(window_s)
         goodput.add_metric([window], recently.goodput)
@@ -197,35 +210,46 @@ def _of_late(follower: Follower) -> Iterator[Metric]:
     yield ettr
 
 
-def _of_phases(follower: Follower, live: LiveState) -> Iterator[Metric]:
+def _phase_metrics(follower: Follower, live: LiveState) -> Iterator[Metric]:
+    """Yield the number of ranks in each phase and, for small worlds, the phase of each rank."""
     from prometheus_client.core import GaugeMetricFamily
 
     places = [(place.rank, name) for name, place in follower.workers.items() if name in live.pulses]
     ranks = {rank: Phase(live.pulses[name].phase) for rank, name in places if rank is not None}
     counted = Counter(ranks.values())
-    counts = GaugeMetricFamily("chaoskit_ranks", "Ranks by what they do.", labels=["phase"])
+    counts = GaugeMetricFamily("chaoskit_ranks", "Ranks by phase.", labels=["phase"])
     for phase in Phase:
         counts.add_metric([phase.label], counted[phase])
     yield counts
     if len(ranks) > _RANKS_MAX:
         return
-    one = GaugeMetricFamily("chaoskit_phase", "1 for what the rank does.", labels=["rank", "phase"])
+    current_phase = GaugeMetricFamily(
+        "chaoskit_phase", "1 for the phase that the rank is in.", labels=["rank", "phase"]
+    )
     for rank, current in sorted(ranks.items()):
         for phase in Phase:
-            one.add_metric([str(rank), phase.label], float(phase == current))
-    yield one
+            current_phase.add_metric([str(rank), phase.label], float(phase == current))
+    yield current_phase
 
 
-def _stands(follower: Follower) -> bool:
+def _is_recovering(follower: Follower) -> bool:
+    """Return True while a recovery is under way; a planned resize is none."""
     setback = follower.accountant.open
     return setback is not None and not setback.planned
 
 
 class MetricsServer:
-    """Answers scrapes over HTTP until it is closed.
+    """A server that answers scrapes over HTTP, on a thread of its own, until it is closed.
+
+    Args:
+        port: the port; 0 for any.
+
+    Attributes:
+        url: its address, with the port that it has.
 
     Raises:
         BadInput: if ``prometheus_client`` is not installed.
+        OSError: if it cannot listen there, as on a port that is taken.
     """
 
     def __init__(self, metrics: RunMetrics, host: str, port: int) -> None:
@@ -238,14 +262,14 @@ class MetricsServer:
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop the server, and wait for its thread."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 def require_client(port: int) -> None:
-    """Raises BadInput, if metrics cannot be served."""
+    """Raise BadInput for ``metrics_port`` if ``prometheus_client`` is not installed."""
     try:
         import prometheus_client  # noqa: F401
     except ImportError:

@@ -1,4 +1,7 @@
-"""Journal records in words: what somebody who looks at a run wants a line for."""
+"""Notes: journal records as lines of text for observers of a run.
+
+-> observe/follower.py keeps the newest notes. vocabulary.py: the events.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,12 @@ from chaoskit.vocabulary import EXITED, Event
 
 
 class Note(msgspec.Struct, frozen=True):
-    """``kind``: info, bad or good. ``t_ns``: CLOCK_MONOTONIC."""
+    """A line about an event.
+
+    Attributes:
+        t_ns: the time on CLOCK_MONOTONIC.
+        kind: info, bad or good, by which it is coloured.
+    """
 
     t_ns: int
     kind: str
@@ -23,13 +31,13 @@ class Note(msgspec.Struct, frozen=True):
 
 
 def note_of(record: Record) -> Note | None:
-    """What ``record`` says, or None where nobody wants to read it."""
-    said = _words(record)
-    return Note(record.t_ns, *said) if said else None
+    """Return a note about ``record``, or None if the event is not worth a line."""
+    kind_and_text = _kind_and_text(record)
+    return Note(record.t_ns, *kind_and_text) if kind_and_text else None
 
 
 def note_of_return(setback: Setback) -> Note:
-    """Training goes on."""
+    """Return a note that training goes on after a recovery or a planned resize."""
     t_ns = setback.good_ns or setback.noticed_ns
     strength = f"with {plural(setback.world, 'rank')}" if setback.world else "again"
     if setback.planned or setback.cause == PLANNED:
@@ -38,18 +46,22 @@ def note_of_return(setback: Setback) -> Note:
     return Note(t_ns, "good", f"step {setback.step + 1} committed {strength}, {after}")
 
 
-def _words(record: Record) -> tuple[str, str] | None:
+def _kind_and_text(record: Record) -> tuple[str, str] | None:
+    """Return kind and text of a record; None if it is not worth a line.
+
+    This function has the events about faults, losses and corruption.
+    """
     get = record.get
     match record.event:
         case Event.INJECTED:
             return "bad", f"fault injected: {get('what')}"
         case Event.DETECTED:
-            who = (
+            subject = (
                 f"rank {get('rank')} ({get('worker')})"
                 if get("rank") is not None
                 else f"spare {get('worker')}"
             )
-            return "bad", f"{who} lost: {_reason(str(get('cause')), str(get('detail')))}"
+            return "bad", f"{subject} lost: {_loss_text(str(get('cause')), str(get('detail')))}"
         case Event.NODE_LOST:
             return "bad", f"{get('node')} lost: {get('detail')}"
         case Event.NONFINITE if get("owner") is None:
@@ -65,17 +77,18 @@ def _words(record: Record) -> tuple[str, str] | None:
                 f"step {get('step')}: {get('what')} of rank {get('rank')} is corrupt ({get('verdict')})",
             )
         case Event.RULE_FIRED:
-            who = f"rank {get('rank')}" if get("rank") is not None else str(get("worker"))
+            subject = f"rank {get('rank')}" if get("rank") is not None else str(get("worker"))
             return (
                 "info" if get("action") == "none" else "bad"
-            ), f"log rule {get('rule')}, {who}: {get('verdict')}, {get('reason')}"
+            ), f"log rule {get('rule')}, {subject}: {get('verdict')}, {get('reason')}"
         case Event.SAVE_FAILED:
             return "bad", f"step {get('step')} not stored on {get('tier')}: {get('reason')}"
         case _:
-            return _calm_words(record.event, record.fields)
+            return _kind_and_text_of_other_event(record.event, record.fields)
 
 
-def _calm_words(event: str, fields: dict[str, Any]) -> tuple[str, str] | None:
+def _kind_and_text_of_other_event(event: str, fields: dict[str, Any]) -> tuple[str, str] | None:
+    """Return kind and text of another event of a run; None if it is not worth a line."""
     match event:
         case Event.PLAN:
             return (
@@ -106,13 +119,13 @@ def _calm_words(event: str, fields: dict[str, Any]) -> tuple[str, str] | None:
         case Event.RESIZED:
             return "info", fields.get(
                 "reason"
-            ) or f"the world is to have {plural(fields['size'], 'node')}"
+            ) or f"the world is resized to {plural(fields['size'], 'node')}"
         case Event.EVICTED:
             return "bad", f"{fields['node']} evicted: {fields['detail']}"
         case Event.RESUMED:
             return "info", f"coordinator {fields['term']} took over from the one before it"
         case Event.RECORD_LOST:
-            return "bad", f"the coordinator's record was lost: {fields['detail']}"
+            return "bad", f"the coordinator's log was lost: {fields['detail']}"
         case Event.CONNECTIONS_REFUSED:
             return "bad", f"{plural(fields['count'], 'connection')} refused: {fields['reason']}"
         case Event.JOB_ENDED:
@@ -120,7 +133,8 @@ def _calm_words(event: str, fields: dict[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def _reason(cause: str, detail: str) -> str:
+def _loss_text(cause: str, detail: str) -> str:
+    """Return a text about the cause of a loss."""
     if cause == EXITED:
         return "its process ended"
     return detail if detail.startswith(cause) else f"{cause}: {detail}" if detail else cause

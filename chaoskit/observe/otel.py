@@ -1,4 +1,8 @@
-"""Spans as OpenTelemetry wants them: over OTLP/HTTP to a collector, or as OTLP/JSON in a file."""
+"""Export of spans to OpenTelemetry: over OTLP/HTTP to a collector, or as OTLP/JSON to a file.
+
+-> observe/spans.py: the tree of spans. observe/watching.py: the export of a running launch.
+-> cli/training/trace.py: the export of a run that is over.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from urllib.parse import urlsplit
 
 from chaoskit.errors import BadInput
 from chaoskit.journal import Record
-from chaoskit.observe.follow import Follower
+from chaoskit.observe.follower import Follower
 from chaoskit.observe.spans import Clock, Span, all_spans, run_span, setback_span, span_id, trace_id
 from chaoskit.runlog.account.setback import Setback
 
@@ -26,22 +30,22 @@ _BATCH = 512
 
 
 def validate_endpoint(field: str, url: str) -> str:
-    """The address that spans are posted to: ``url``, with ``/v1/traces`` where it has no path.
+    """Return the address that spans are posted to: ``url``, with ``/v1/traces`` if it has no path.
 
     Raises:
-        BadInput: if it is none, or the libraries are missing.
+        BadInput: if it is no HTTP address, or the libraries are missing. The field is ``field``.
     """
-    place = urlsplit(url)
-    if place.scheme not in ("http", "https") or not place.hostname:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadInput(
             field, url, "write the address of an OTLP/HTTP receiver, such as http://localhost:4318"
         )
     require_libraries(field, url)
-    return url if place.path.strip("/") else url.rstrip("/") + _PATH
+    return url if parts.path.strip("/") else url.rstrip("/") + _PATH
 
 
 def require_libraries(field: str, value: str) -> None:
-    """Raises BadInput, if nothing can be exported."""
+    """Raise BadInput if the libraries for the export are missing."""
     try:
         import opentelemetry.exporter.otlp.proto.http
         import opentelemetry.sdk.trace  # noqa: F401
@@ -51,8 +55,10 @@ def require_libraries(field: str, value: str) -> None:
 
 
 class Encoder:
-    """Makes readable spans of ours. Names of spans and of the trace follow from the run: exported twice, they are the
-    same spans.
+    """An encoder of our spans as readable spans.
+
+    The ids of spans and of the trace follow from the run, so that a second export yields the same
+    spans.
 
     Args:
         started: the first record of the harness.
@@ -62,15 +68,19 @@ class Encoder:
         from opentelemetry.sdk.resources import Resource
 
         self._clock, self._trace = Clock.of(started), trace_id(started)
-        about = {
+        attributes = {
             "service.name": "chaoskit",
             "process.pid": started["pid"],
             "chaoskit.run": started["name"],
         }
-        self._resource = Resource(about)
+        self._resource = Resource(attributes)
 
     def encode(self, span: Span, parent: Span | None = None) -> Iterator[ReadableSpan]:
-        """``span`` and all in it."""
+        """Yield the encoded ``span`` and its descendants.
+
+        Args:
+            parent: the span that contains it; None for the run.
+        """
         from opentelemetry.sdk.trace import Event, ReadableSpan
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         from opentelemetry.trace import Status, StatusCode
@@ -92,6 +102,7 @@ class Encoder:
             yield from self.encode(child, span)
 
     def _context(self, span: Span) -> Any:
+        """Return the identity of a span in the trace."""
         from opentelemetry.trace import SpanContext, TraceFlags
 
         sampled = TraceFlags(TraceFlags.SAMPLED)
@@ -100,14 +111,24 @@ class Encoder:
         )
 
 
-def encode_run(follower: Follower) -> list[ReadableSpan]:
-    """The whole trace of a run that is over, or of what there is of it."""
-    assert follower.started is not None, "older runs are refused before"
-    return list(Encoder(follower.started).encode(all_spans(follower)))
+def encode_run(follower: Follower, started: Record) -> list[ReadableSpan]:
+    """Return the spans of a run, or of its part so far. The first span is that of the run.
+
+    Args:
+        started: the first record of the harness.
+    """
+    return list(Encoder(started).encode(all_spans(follower, started)))
 
 
 def post(spans: Sequence[ReadableSpan], url: str) -> bool:
-    """Send ``spans`` to a receiver. Whether it took them all."""
+    """Send ``spans`` to a receiver in batches. Return True if it accepted all of them.
+
+    The first batch that it does not accept is the last one, and is not repeated here. The result is
+    True without spans.
+
+    Args:
+        url: the address, from :func:`validate_endpoint`.
+    """
     from opentelemetry.sdk.trace.export import SpanExportResult
 
     exporter = _exporter(url)
@@ -119,13 +140,17 @@ def post(spans: Sequence[ReadableSpan], url: str) -> bool:
 
 
 def _exporter(url: str) -> SpanExporter:
+    """Return an exporter for a receiver."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return OTLPSpanExporter(endpoint=url, timeout=_TIMEOUT_S)
 
 
 def write_file(spans: Sequence[ReadableSpan], path: Path) -> None:
-    """One line of OTLP/JSON: what collectors read from files, with names of spans in hexadecimal."""
+    """Write one line of OTLP/JSON, which collectors can read from files.
+
+    An existing file is replaced. Raise OSError if it cannot be written.
+    """
     from google.protobuf.json_format import MessageToDict
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
@@ -133,55 +158,77 @@ def write_file(spans: Sequence[ReadableSpan], path: Path) -> None:
     path.write_text(json.dumps(_in_hexadecimal(message)) + "\n", encoding="utf-8")
 
 
-def _in_hexadecimal(value: Any) -> Any:
-    """OTLP departs from protobuf's own JSON in this: ids are hexadecimal, not base 64."""
-    if isinstance(value, list):
-        return [_in_hexadecimal(one) for one in value]
-    if isinstance(value, dict):
+def _in_hexadecimal(json_part: Any) -> Any:
+    """Return a message with ids in hexadecimal instead of base 64.
+
+    OTLP differs in this from protobuf's own JSON.
+    """
+    if isinstance(json_part, list):
+        return [_in_hexadecimal(element) for element in json_part]
+    if isinstance(json_part, dict):
         ids = ("traceId", "spanId", "parentSpanId")
         return {
-            key: b64decode(one).hex() if key in ids else _in_hexadecimal(one)
-            for key, one in value.items()
+            key: b64decode(content).hex() if key in ids else _in_hexadecimal(content)
+            for key, content in json_part.items()
         }
-    return value
+    return json_part
 
 
 class LiveExport:
-    """Sends each recovery when it is over, while the run goes on. A receiver that is away costs the spans, no time.
+    """Live export of recoveries, each when it is over.
+
+    Requests are sent by another thread. An unreachable receiver costs spans, but no time until
+    :meth:`finish`.
 
     Args:
-        url: from :func:`validate_endpoint`.
+        url: the address, from :func:`validate_endpoint`.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="spans")
-        self._sent: list[Future[bool]] = []
-        self._done: set[str] = set()
+        self._requests: list[Future[bool]] = []
+        self._queued_keys: set[str] = set()
 
     def update(self, follower: Follower) -> None:
-        """Send what is complete: back at full strength, with its copies and spares."""
-        if follower.started is not None:
-            whole = [
-                one for one in follower.accountant.setbacks if "redundancy restored" in one.ends
-            ]
-            self._send(follower, whole)
+        """Queue the recoveries and resizes that are complete and were not queued before.
 
-    def _send(self, follower: Follower, setbacks: Sequence[Setback]) -> None:
-        assert follower.started is not None
-        new = [span for one in setbacks if (span := setback_span(one)).key not in self._done]
+        They are complete with full strength, copies and spares.
+        """
+        if (started := follower.started) is not None:
+            complete = [
+                setback
+                for setback in follower.accountant.setbacks
+                if "redundancy restored" in setback.ends
+            ]
+            self._queue(follower, started, complete)
+
+    def _queue(self, follower: Follower, started: Record, setbacks: Sequence[Setback]) -> None:
+        """Queue the spans of setbacks that were not queued before, and mark them as sent.
+
+        The sender's thread makes one request for all of them. A request that fails is not repeated.
+        """
+        new = [
+            span
+            for setback in setbacks
+            if (span := setback_span(setback)).key not in self._queued_keys
+        ]
         if new:
-            self._done.update(span.key for span in new)
-            encoder, run = Encoder(follower.started), run_span(follower)
-            spans = [one for span in new for one in encoder.encode(span, run)]
-            self._sent.append(self._sender.submit(post, spans, self._url))
+            self._queued_keys.update(span.key for span in new)
+            encoder, run = Encoder(started), run_span(follower, started)
+            spans = [encoded for span in new for encoded in encoder.encode(span, run)]
+            self._requests.append(self._sender.submit(post, spans, self._url))
 
     def finish(self, follower: Follower) -> bool:
-        """Send the rest, and the run itself. Whether all was taken."""
-        if follower.started is not None:
-            run = all_spans(follower)
-            run.children = [child for child in run.children if child.key not in self._done]
-            spans = list(Encoder(follower.started).encode(run))
-            self._sent.append(self._sender.submit(post, spans, self._url))
+        """Send the remaining spans and that of the run, and wait for all requests.
+
+        Return True if the receiver accepted all requests. A run without its first record has no
+        spans, and the result is True.
+        """
+        if (started := follower.started) is not None:
+            run = all_spans(follower, started)
+            run.children = [child for child in run.children if child.key not in self._queued_keys]
+            spans = list(Encoder(started).encode(run))
+            self._requests.append(self._sender.submit(post, spans, self._url))
         self._sender.shutdown()
-        return all(future.exception() is None and future.result() for future in self._sent)
+        return all(future.exception() is None and future.result() for future in self._requests)

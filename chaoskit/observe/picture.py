@@ -1,4 +1,7 @@
-"""A frame as a picture for a terminal, or as text for a pipe."""
+"""Drawing of a frame for a terminal, or as text for a pipe.
+
+-> observe/frame.py: the values. observe/notes.py: the texts of events.
+"""
 
 from __future__ import annotations
 
@@ -30,75 +33,84 @@ _PHASE_STYLES = {
     "restore": "yellow", "lost": "bold red", "training": "green",
 }  # fmt: skip
 _NOTE_STYLES = {"info": "", "bad": "red", "good": "green"}
-_OTHER_LINES = 15  # beside nodes and events
+_OTHER_LINES = 15  # lines besides nodes and notes
 _NOTES_LEAST, _NODES_LEAST = 5, 4
 
 
 def clock(seconds: float) -> str:
-    """``0:07``, ``12:34``, ``1:02:03``."""
+    """Return a duration such as ``0:07``, ``12:34`` or ``1:02:03``."""
     minutes, whole = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{whole:02d}" if hours else f"{minutes}:{whole:02d}"
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """One character a value, from the lowest to the highest; a point where there is none."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
+    """Return a block character for each value; the lowest and the highest span the scale.
+
+    A point stands for a missing or infinite value.
+    """
+    finite = [level for level in values if level is not None and math.isfinite(level)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(
-        "·" if value is None or not math.isfinite(value) else _BLOCKS[round((value - low) * scale)]
-        for value in values
+        "·" if level is None or not math.isfinite(level) else _BLOCKS[round((level - low) * scale)]
+        for level in values
     )
 
 
 def draw(frame: Frame, height: int | None = None) -> RenderableType:
-    """The picture.
+    """Return the picture of a frame.
 
     Args:
-        height: lines that there are, each of which is cut to the width. None for as many as are needed: then lines
-            are wrapped, apart from the curve of losses.
+        height: the number of available lines, each of which is cut to the width. None takes as many
+            lines as needed, and wraps all but the curve of losses.
     """
-    rooms = (
+    free_lines = (
         None
         if height is None
-        else max(height - _OTHER_LINES - len(_tail(frame)), _NOTES_LEAST + _NODES_LEAST)
+        else max(
+            height - _OTHER_LINES - len(_lines_below_nodes(frame)), _NOTES_LEAST + _NODES_LEAST
+        )
     )
-    nodes = _nodes(frame.nodes, None if rooms is None else rooms - _NOTES_LEAST)
-    shown = 10 if rooms is None else max(_NOTES_LEAST, rooms - len(nodes))
-    training, losses = _training(frame)
+    nodes = _node_lines(frame.nodes, None if free_lines is None else free_lines - _NOTES_LEAST)
+    note_count = 10 if free_lines is None else max(_NOTES_LEAST, free_lines - len(nodes))
+    training, losses = _training_lines(frame)
     lines = [
-        _head(frame),
+        _heading(frame),
         training,
         losses,
         Text(),
         *nodes,
         Text(),
-        *_tail(frame),
-        *_time(frame),
+        *_lines_below_nodes(frame),
+        *_time_lines(frame),
         Text(),
-        *(_note(note, frame.started_ns) for note in frame.notes[-shown:]),
+        *(_note_line(note, frame.started_ns) for note in frame.notes[-note_count:]),
     ]
-    if height is None:  # a live view keeps its height: there a line that is too long is cut
+    if height is None:  # a live view keeps its height: there, long lines are cut
         for line in lines:
             if line is not losses:
                 line.no_wrap, line.overflow = False, "fold"
     return Group(*lines)
 
 
-def _head(frame: Frame) -> Text:
+def _heading(frame: Frame) -> Text:
+    """Return the line with the run's name, state and duration."""
     return Text.assemble(
         (frame.name, "bold"), "  ", (frame.state, _STYLES.get(frame.state, "")), (f"  {clock(frame.elapsed_s)}", "dim"),
         no_wrap=True, overflow="ellipsis",
     )  # fmt: skip
 
 
-def _training(frame: Frame) -> list[Text]:
-    of = f"/{frame.steps}" if frame.steps else ""
+def _training_lines(frame: Frame) -> list[Text]:
+    """Return the lines about progress and loss."""
+    total = f"/{frame.steps}" if frame.steps else ""
     rate = f"   {number(frame.steps_per_s)} steps/s" if frame.steps_per_s else ""
-    whole = frame.world >= frame.full_world
-    world = (f"   world {frame.world}/{frame.full_world}", "" if whole else "yellow")
-    line = Text.assemble(f"step {frame.step}{of}{rate}", world, f"   generation {frame.generation}")
+    is_full = frame.world >= frame.full_world
+    world = (f"   world {frame.world}/{frame.full_world}", "" if is_full else "yellow")
+    line = Text.assemble(
+        f"step {frame.step}{total}{rate}", world, f"   generation {frame.generation}"
+    )
     line.append(
         f"   spares {frame.spares_ready}/{frame.spares}",
         "" if frame.spares_ready >= frame.spares else "yellow",
@@ -109,38 +121,46 @@ def _training(frame: Frame) -> list[Text]:
         line.append(f"   recovering for {frame.recovering_s:.1f} s", "bold yellow")
     loss = "–" if frame.loss is None else f"{frame.loss:.4f}"
     lines = [line, Text.assemble(f"loss {loss}  ", (sparkline(frame.losses), "cyan"))]
-    for one in lines:
-        one.no_wrap, one.overflow = True, "ellipsis"
+    for styled in lines:
+        styled.no_wrap, styled.overflow = True, "ellipsis"
     return lines
 
 
-def _nodes(nodes: Sequence[NodeRow], limit: int | None) -> list[Text]:
-    """A line a worker; where there are too many for that, a line a node; then as many as there is room for."""
+def _node_lines(nodes: Sequence[NodeRow], limit: int | None) -> list[Text]:
+    """Return a line for each worker or, if there are too many, for each node.
+
+    Args:
+        limit: the number of lines; further nodes are only counted. None is no limit.
+    """
     lines = []
-    several = limit is None or sum(max(1, len(node.workers)) for node in nodes) <= limit
+    has_worker_lines = limit is None or sum(max(1, len(node.workers)) for node in nodes) <= limit
     width = max((len(node.node) for node in nodes), default=0)
     digits = max((len(str(worker.step)) for node in nodes for worker in node.workers), default=0)
     for node in nodes:
         head = Text.assemble(
             ("● ", _STYLES.get(node.state, "dim")), f"{node.node:<{width}}  ", f"{node.state:<9}"
         )
-        if several:
-            for place, worker in enumerate(node.workers):
-                who = "spare " if worker.rank is None else f"rank {worker.rank}"
+        if has_worker_lines:
+            for index, worker in enumerate(node.workers):
+                rank = "spare " if worker.rank is None else f"rank {worker.rank}"
                 age = (
                     f" {number(worker.age_s)} s"
                     if worker.age_s and worker.age_s > _SLOW_PHASE_S
                     else ""
                 )
                 phase = (f"{worker.phase + age:<15} ", _PHASE_STYLES.get(worker.phase, "dim"))
-                before = head if not place else Text(" " * head.cell_len)
+                before = head if not index else Text(" " * head.cell_len)
                 step = f"step {worker.step}" if worker.rank is not None else ""
                 lines.append(
                     Text.assemble(
-                        before, f"{who:<8} ", phase, f"{step:<{digits + 7}}", (worker.worker, "dim")
+                        before,
+                        f"{rank:<8} ",
+                        phase,
+                        f"{step:<{digits + 7}}",
+                        (worker.worker, "dim"),
                     )
                 )
-        if not several or not node.workers:
+        if not has_worker_lines or not node.workers:
             ranks = ", ".join(
                 str(worker.rank) for worker in node.workers if worker.rank is not None
             )
@@ -155,7 +175,8 @@ def _nodes(nodes: Sequence[NodeRow], limit: int | None) -> list[Text]:
     return lines
 
 
-def _tiers(frame: Frame) -> list[Text]:
+def _tier_lines(frame: Frame) -> list[Text]:
+    """Return a line for each tier of copies, and one for the interval of copies."""
     width = max((len(tier.tier) for tier in frame.tiers), default=0)
     lines = [
         Text.assemble(
@@ -175,31 +196,33 @@ def _tiers(frame: Frame) -> list[Text]:
     return [*lines, *copies]
 
 
-def _tail(frame: Frame) -> list[Text]:
-    """What is below the nodes, apart from the account of the time and the notes."""
-    return [*_tiers(frame), *_hang_limits(frame)]
+def _lines_below_nodes(frame: Frame) -> list[Text]:
+    """Return the lines below the nodes, without the time account and the notes."""
+    return [*_tier_lines(frame), *_hang_limit_lines(frame)]
 
 
-def _hang_limits(frame: Frame) -> list[Text]:
+def _hang_limit_lines(frame: Frame) -> list[Text]:
+    """Return the line about hang limits; nothing while they are unknown."""
     if not frame.hang_limits_ms:
         return []
-    told = limits_sentence(frame.hang_limits_ms, frame.suspects)
+    limits = limits_sentence(frame.hang_limits_ms, frame.suspects)
     style = "yellow" if frame.suspects else ""
     return [
-        Text.assemble(("hang limits  ", "dim"), (told, style), no_wrap=True, overflow="ellipsis")
+        Text.assemble(("hang limits  ", "dim"), (limits, style), no_wrap=True, overflow="ellipsis")
     ]
 
 
-def _time(frame: Frame) -> list[Text]:
+def _time_lines(frame: Frame) -> list[Text]:
+    """Return the lines of the time account, with the six largest causes of lost time."""
     account = frame.account
-    causes = sorted(account.lost_s.items(), key=lambda item: -item[1])[:6]
+    causes = sorted(account.lost_s.items(), key=lambda cause_seconds: -cause_seconds[1])[:6]
     lost = "   ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes)
-    late = frame.recently
+    recent = frame.recently
     lines = [
         Text(account_sentence(account)),
         *(
-            [Text(f"last {clock(late.wall_s)}: {account_sentence(late)}")]
-            if late.wall_s < account.wall_s
+            [Text(f"last {clock(recent.wall_s)}: {account_sentence(recent)}")]
+            if recent.wall_s < account.wall_s
             else []
         ),
         Text(f"lost: {lost}" if lost else "nothing lost", "dim"),
@@ -209,7 +232,8 @@ def _time(frame: Frame) -> list[Text]:
     return lines
 
 
-def _note(note: Note, started_ns: int) -> Text:
+def _note_line(note: Note, started_ns: int) -> Text:
+    """Return a note as a line with its time."""
     text = Text.assemble(
         (f"{clock((note.t_ns - started_ns) / 1e9):>8}  ", "dim"),
         (note.text, _NOTE_STYLES[note.kind]),

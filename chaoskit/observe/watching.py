@@ -1,4 +1,8 @@
-"""What a launch offers to those who look at it: a file with its heartbeats, metrics, traces, and the account."""
+"""Observation of a launched run: a file of heartbeats, metrics, traces, and the time account.
+
+-> launcher/launch.py opens it. observe/follower.py: the state of a run that this process does not
+launch, as ``chaoskit top`` reads it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from chaoskit.observe import otel
-from chaoskit.observe.follow import Follower
+from chaoskit.observe.follower import Follower
 from chaoskit.observe.live import Live, LiveFile
 from chaoskit.observe.metrics import LOOPBACK, MetricsServer, RunMetrics, require_client
 from chaoskit.process.host_checks import require_free_port
@@ -19,20 +23,24 @@ _POLL_EVERY_S = 1.0
 
 
 class Observation:
-    """Looks at one run while it lasts; a context manager. :meth:`watch` hears every message of the coordinator.
+    """The observation of one run while it lasts, as a context manager.
+
+    :meth:`watch` must receive every message of the coordinator. At its end the context reads the
+    remaining records, sends the remaining spans and stops the endpoint.
 
     Args:
-        directory: of the run.
-        metrics_port: of the Prometheus endpoint; 0 for any, None for none.
-        metrics_host: where it listens.
-        otlp_endpoint: where spans are sent; "" for nowhere.
+        directory: the directory of the run.
+        metrics_port: the port of the Prometheus endpoint; 0 for any, None for none.
+        metrics_host: the address on which it listens.
+        otlp_endpoint: the address to which spans are sent; "" for none.
 
     Attributes:
-        metrics_url: of the endpoint; "" where there is none.
-        exported: whether the receiver took all spans; None where none were sent.
+        metrics_url: the address of the endpoint; "" if there is none.
+        exported: True if the receiver accepted all spans; None without ``otlp_endpoint``, and until
+            the end.
 
     Raises:
-        BadInput: if a port is taken, an address is none, or a library is missing.
+        BadInput: if a port is taken, an address is invalid, or a library is missing.
     """
 
     def __init__(
@@ -80,13 +88,16 @@ class Observation:
                 self.exported = self._export.finish(self._follower)
 
     def watch(self, message: Any) -> None:
-        """Take in a message of the coordinator."""
-        self._live.hear(message)
+        """Process a message of the coordinator, and poll the run at most once a second.
+
+        The file of heartbeats is written, and recoveries that are complete are queued for export.
+        """
+        self._live.update(message)
         self._file.refresh()
         now_s = time.monotonic()
         if (
             now_s - self._polled_s >= _POLL_EVERY_S
-        ):  # a little now and then, rather than all at the end
+        ):  # reading at intervals spreads the work, which would otherwise come at the end
             self._polled_s = now_s
             with self._lock:
                 self._follower.poll()
@@ -94,15 +105,18 @@ class Observation:
                     self._export.update(self._follower)
 
     def account(self, ended_ns: int) -> TimeAccount:
-        """Of the run that has ended at ``ended_ns``."""
+        """Return the time account of a run that ended at ``ended_ns`` on CLOCK_MONOTONIC.
+
+        It is complete only after the context, which reads the last records when it ends.
+        """
         return self._follower.accountant.account(ended_ns)
 
 
 def require_observable(metrics_port: int | None, metrics_host: str, otlp_endpoint: str) -> None:
-    """Refuse what an :class:`Observation` cannot offer, before anything is started.
+    """Check the arguments of an :class:`Observation` before anything is started.
 
     Raises:
-        BadInput: if a port is taken, an address is none, or a library is missing.
+        BadInput: if a port is taken, an address is invalid, or a library is missing.
     """
     if metrics_port is not None:
         require_client(metrics_port)

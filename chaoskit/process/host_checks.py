@@ -1,4 +1,8 @@
-"""Requirements of a run on this machine: free ports, directories that can be written, CUDA devices."""
+"""Requirements of a run on this machine: free ports, writable directories, CUDA devices.
+
+-> health/examine.py: the health of a node, which is checked again during a run; config.py: settings
+that are wrong on every machine.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,13 @@ _FILE_BYTES_LEAST = 64 * 2**20
 
 
 def require_free_port(field: str, host: str, port: int) -> None:
-    """Refuse a port that another process listens on. 0 lets the system choose and is always free."""
+    """Raise BadInput if ``port`` cannot be bound on ``host``, or is no port.
+
+    Port 0 lets the system choose and is always free.
+
+    Args:
+        field: name of the setting, for the error.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -33,18 +43,18 @@ def require_free_port(field: str, host: str, port: int) -> None:
 
 
 def require_writable(field: str, directory: Path) -> None:
-    """Refuse a directory that cannot be written, or made. Nothing is left there.
+    """Raise BadInput for a directory that cannot be written to or created. Nothing is left there.
 
-    Raises:
-        BadInput: naming the field.
+    Args:
+        field: name of the setting, for the error.
     """
     if "\0" in str(directory):
         raise BadInput(field, str(directory), "use a path without NUL")
-    place = directory
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    existing_directory = directory
+    while not existing_directory.exists() and existing_directory != existing_directory.parent:
+        existing_directory = existing_directory.parent
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=existing_directory):
             pass
     except OSError as error:
         raise BadInput(
@@ -53,19 +63,22 @@ def require_writable(field: str, directory: Path) -> None:
 
 
 def require_file_size() -> None:
-    """Refuse a limit of the size of files that journals, logs and copies of the state would soon meet.
-
-    Raises:
-        BadInput: naming the limit.
-    """
+    """Raise BadInput if journals, logs or copies would soon exceed the limit of file sizes."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < _FILE_BYTES_LEAST:
-        remedy = f"raise the limit of the size of files, `ulimit -f unlimited`: a run needs {_FILE_BYTES_LEAST} bytes"
+        remedy = (
+            "allow larger files (`ulimit -f unlimited`): "
+            f"a run needs files of up to {_FILE_BYTES_LEAST // 2**20} MiB"
+        )
         raise BadInput("ulimit -f", f"{limit} bytes", remedy)
 
 
 def user_directory(variable: str, below_home: str) -> Path:
-    """Return chaoskit's own directory below the one that an XDG variable names, by default one in the user's home.
+    """Return the directory of chaoskit below that of an XDG variable. It is not created.
+
+    Args:
+        variable: environment variable with a directory.
+        below_home: directory below the user's home that is used if the variable is not set.
 
     Raises:
         BadInput: naming the variable, if it is not set and the user has no home.
@@ -82,26 +95,29 @@ def user_directory(variable: str, below_home: str) -> Path:
 
 
 def require_cuda(nodes: int) -> None:
-    """Refuse a machine with fewer CUDA devices than ``nodes``."""
+    """Raise BadInput on a machine with fewer CUDA devices than ``nodes``."""
     import torch
 
-    found = torch.cuda.device_count()
-    if found < nodes:
+    devices = torch.cuda.device_count()
+    if devices < nodes:
         raise BadInput(
             "device",
             "cuda",
-            f"this machine has {found} CUDA devices for {nodes} nodes; use device='cpu'",
+            f"this machine has {devices} CUDA devices for {nodes} nodes; use device='cpu'",
         )
 
 
 def on_thread(ask: Callable[[], Answer]) -> Future[Answer]:
-    """Call ``ask`` on a thread that does not keep the process alive: a disk that hangs holds up nothing else."""
+    """Call ``ask`` on a thread that does not keep the process alive, and return its future result.
+
+    The future has the exception if ``ask`` raises one. A disk that hangs then blocks nothing else.
+    """
     answer: Future[Answer] = Future()
 
     def work() -> None:
         try:
             answer.set_result(ask())
-        except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+        except BaseException as error:  # noqa: BLE001 - raised at the caller
             answer.set_exception(error)
 
     threading.Thread(target=work, name="ck-answer", daemon=True).start()
@@ -112,7 +128,8 @@ def answer_within(limit_s: float, ask: Callable[[], Answer]) -> Answer:
     """Return what ``ask`` returns on a thread, or raise what it raises.
 
     Raises:
-        TimeoutError: after ``limit_s``. It is an OSError, as of a disk that fails.
+        TimeoutError: after ``limit_s`` seconds, while the thread goes on. It is an OSError, like
+            the error of a failing disk.
     """
     answer = on_thread(ask)
     try:

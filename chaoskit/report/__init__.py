@@ -1,1 +1,1 @@
-"""What the evidence says: terminal, JUnit, JSON and one self-contained HTML page."""
+"""Reports on outcomes: terminal, JUnit, JSON and one self-contained HTML page."""

@@ -1,4 +1,8 @@
-"""One self-contained HTML page: what broke, what it cost, and whether it is still the same training run."""
+"""Report as one self-contained HTML page: faults, their cost, and comparisons with unbroken twins.
+
+-> report/svg.py: the drawing. report/summary.py: the wording. report/words.py: the explanations.
+-> nightly/rendering.py: the page about a night.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from chaoskit.plaintext import plural, shorten_command
 from chaoskit.report import summary, svg, times, words
 from chaoskit.report.statistics import Estimates, estimate_recovery
 from chaoskit.report.store import encode_outcome
-from chaoskit.report.svg import Scale
+from chaoskit.report.svg import AxisScale
 from chaoskit.runlog.account.time_account import TimeAccount
 from chaoskit.runlog.outcome import FaultRecord, Outcome, Recovery, StepPoint
 from chaoskit.vocabulary import Verdict
@@ -27,11 +31,17 @@ EVIDENCE_LEVELS = ("armed", "effective", "impactful")
 VERDICT_MARKS = {Verdict.PASSED: "✓", Verdict.FAILED: "✕", Verdict.UNKNOWN: "?", Verdict.ERROR: "!"}
 
 _LOSS_HEIGHT, _TIME_HEIGHT, _WORLD_HEIGHT, _AXIS = 200, 48, 48, 30
-_AXIS_PX = 44  # beside the curves, for their values; wider values take more
+_AXIS_PX = 44  # the room for values beside the curves; wider values take more
 
 
 def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Write one page about ``outcomes``. It loads nothing: styles, pictures and data are inside."""
+    """Write a page about ``outcomes`` to a file, whose directory is created if necessary.
+
+    The page contains its styles, pictures and data, and loads nothing.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -42,7 +52,9 @@ def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
     environment.filters.update(duration=summary.duration, number=summary.number, plural=plural)
     environment.filters.update(share=summary.share, shorten_command=shorten_command)
     environment.filters.update(
-        percentage=summary.percentage, interval_words=summary.interval_words, beside=summary.beside
+        percentage=summary.percentage,
+        interval_words=summary.interval_words,
+        uncounted_texts=summary.uncounted_texts,
     )
     shared = _shared_environment(outcomes)
     page = environment.get_template("page.html.j2").render(
@@ -65,27 +77,40 @@ def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def _shared_environment(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the facts about the environment that are equal in all outcomes that have any.
+
+    The result is empty if no outcome has facts.
+    """
     first, *others = [outcome.environment for outcome in outcomes if outcome.environment] or [{}]
     return {
-        key: value
-        for key, value in first.items()
-        if all(other.get(key) == value for other in others)
+        key: setting
+        for key, setting in first.items()
+        if all(other.get(key) == setting for other in others)
     }
 
 
 def _estimates(estimates: Estimates) -> list[dict[str, Any]]:
-    """The rows about recovery probability: all runs first, then every experiment that was repeated."""
-    shown = [estimates.total, *estimates.repeated] if estimates.total.runs else []
+    """Return the rows about recovery probability: all runs, then each repeated experiment.
+
+    A row has the estimate and its picture. A single repeated experiment has no row for all runs.
+    """
+    rows = [estimates.total, *estimates.repeated] if estimates.total.runs else []
     if len(estimates.experiments) == 1 and estimates.repeated:
-        shown = estimates.repeated
-    return [{"estimate": one, "picture": svg.interval(one)} for one in shown]
+        rows = estimates.repeated
+    return [{"estimate": estimate, "picture": svg.interval(estimate)} for estimate in rows]
 
 
 def _section(
     outcome: Outcome, shared: dict[str, Any], page_directory: Path, *, alone: bool
 ) -> dict[str, Any]:
-    """What the template shows of one experiment, beyond the outcome itself."""
-    recovery = summary.slowest(outcome)
+    """Return the variables of the page's template for one experiment.
+
+    Args:
+        shared: the facts about the environment that all experiments have.
+        page_directory: the directory of the page, for relative links.
+        alone: True if the page has no other experiment, so that this one is unfolded.
+    """
+    recovery = summary.slowest_recovery(outcome)
     scale = svg.recovery_scale(outcome.recoveries)
     return {
         "outcome": outcome,
@@ -93,32 +118,33 @@ def _section(
         "recovery_s": recovery.seconds if recovery else None,
         "full_strength_s": summary.slowest_full_strength(outcome),
         "fault_lines": summary.fault_lines(outcome),
-        "confirmed": summary.confirmed(outcome),
+        "confirmed": summary.confirmed_share(outcome),
         "losses": summary.short_match(outcome),
         "loss_sentence": summary.loss_sentence(outcome),
         "exact": (match := summary.match_losses(outcome)) is not None and match.exact,
         "facts": _facts(outcome, shared),
         "recoveries": [
-            (one, svg.timeline(one, scale), _to_reference(one)) for one in outcome.recoveries
+            (recovery, svg.timeline(recovery, scale), _reference_ratio(recovery))
+            for recovery in outcome.recoveries
         ],
         "curves": _curves(outcome) if outcome.steps else [],
         "axis_px": _axis_px(outcome),
-        "shown": _shown(outcome),
-        "faults": [(fault, _trigger(fault), _evidence(fault)) for fault in outcome.faults],
+        "shown": _legend_marks(outcome),
+        "faults": [(fault, _trigger(fault), _evidence_by_level(fault)) for fault in outcome.faults],
         "accounts": [
             (name, getattr(outcome.ledger, name)) for name in ("missing", "repeated", "skipped")
         ]
         if outcome.ledger
         else [],
-        "times": _times(outcome.account) if outcome.account else None,
+        "times": _time_section(outcome.account) if outcome.account else None,
         "absent_strength": summary.absent_strength(outcome),
         "journals": _journal_link(outcome.directory, page_directory),
-        "island": _island(outcome),
+        "island": _embedded_json(outcome),
     }
 
 
-def _times(account: TimeAccount) -> dict[str, Any]:
-    """Where the time went: parts with their share of the wall time, and what was lost by cause."""
+def _time_section(account: TimeAccount) -> dict[str, Any]:
+    """Return the parts of the time with their shares, and the lost time by cause."""
     return {
         "parts": [
             (name, seconds, seconds / account.wall_s)
@@ -126,22 +152,23 @@ def _times(account: TimeAccount) -> dict[str, Any]:
             if seconds
         ],
         "ratios": times.ratios(account),
-        "lost": sorted(account.lost_s.items(), key=lambda item: -item[1]),
+        "lost": sorted(account.lost_s.items(), key=lambda cause_seconds: -cause_seconds[1]),
         "sentences": [
-            one
-            for one in (times.failures_sentence(account), times.degraded_sentence(account))
-            if one
+            sentence
+            for sentence in (times.failures_sentence(account), times.degraded_sentence(account))
+            if sentence
         ],
     }
 
 
 def _facts(outcome: Outcome, shared: dict[str, Any]) -> dict[str, Any]:
-    ours, twin = outcome.weights_digest, outcome.twin_weights_digest
+    """Return the facts that are listed about a run. Facts that all runs share are left out."""
+    digest, twin = outcome.weights_digest, outcome.twin_weights_digest
     facts = {
         "job": outcome.job,
         "stack": outcome.stack,
         "substrate": outcome.substrate,
-        "size": summary.nodes(outcome),
+        "size": summary.nodes_text(outcome),
         "reduction": outcome.reduction,
         "seed": outcome.seed,
         "started": outcome.started,
@@ -155,16 +182,21 @@ def _facts(outcome: Outcome, shared: dict[str, Any]) -> dict[str, Any]:
         "refused connections": outcome.refused_connections or None,
     }
     facts |= {f"not checked: {name}": reason for name, reason in outcome.not_applied.items()}
-    facts = {name: value for name, value in facts.items() if value not in ("", None)}
-    if ours:
-        relation = "" if not twin else " = twin" if ours == twin else f" ≠ twin {twin[:12]}"
-        facts["weights"] = f"{ours[:12]}{relation}"
-    facts |= {field: value for field, value in outcome.settings.items() if field not in facts}
-    return facts | {key: value for key, value in outcome.environment.items() if key not in shared}
+    facts = {name: fact for name, fact in facts.items() if fact not in ("", None)}
+    if digest:
+        relation = "" if not twin else " = twin" if digest == twin else f" ≠ twin {twin[:12]}"
+        facts["weights"] = f"{digest[:12]}{relation}"
+    facts |= {field: setting for field, setting in outcome.settings.items() if field not in facts}
+    return facts | {
+        key: setting for key, setting in outcome.environment.items() if key not in shared
+    }
 
 
-def _to_reference(recovery: Recovery) -> str:
-    """The time to the first good step beside the sum of its references."""
+def _reference_ratio(recovery: Recovery) -> str:
+    """Return a text such as ``2.1 × the reference of 30 ms`` about the time to the first good step.
+
+    The reference is the sum of the references of the phases up to that step.
+    """
     reference = sum(span.reference_s for span in summary.spans_to_first_step(recovery))
     if reference <= 0:
         return "no reference known"
@@ -172,6 +204,7 @@ def _to_reference(recovery: Recovery) -> str:
 
 
 def _trigger(fault: FaultRecord) -> str:
+    """Return the rank and the moment of a fault in words; "–" if neither is known."""
     if fault.moment:
         return fault.moment if fault.rank is None else f"rank {fault.rank}, {fault.moment}"
     parts = [
@@ -182,33 +215,38 @@ def _trigger(fault: FaultRecord) -> str:
     return ", ".join(part for part in parts if part) or "–"
 
 
-def _evidence(fault: FaultRecord) -> dict[str, list[tuple[str, str]]]:
-    """Observations by level, each with its time after the injection where that is known."""
+def _evidence_by_level(fault: FaultRecord) -> dict[str, list[tuple[str, str]]]:
+    """Return the observations by level, each with its time after the injection if that is known."""
     observed: dict[str, list[tuple[str, str]]] = {level: [] for level in EVIDENCE_LEVELS}
-    for one in fault.evidence:
-        at = "" if fault.injected_s is None else _offset(one.at_s - fault.injected_s)
-        observed.setdefault(one.level, []).append((at, one.observed))
+    for evidence in fault.evidence:
+        time_text = "" if fault.injected_s is None else _offset(evidence.at_s - fault.injected_s)
+        observed.setdefault(evidence.level, []).append((time_text, evidence.observed))
     return observed
 
 
 def _offset(seconds: float) -> str:
+    """Return a time relative to the injection, with its sign."""
     return f"{'−' if seconds < 0 else '+'}{summary.duration(abs(seconds))}"
 
 
 def _journal_link(directory: str, page_directory: Path) -> str | None:
+    """Return a relative link from the page to the directory of a run; None if it has none.
+
+    The directory need not exist any more.
+    """
     if not directory:
         return None
     return "./" + quote(os.path.relpath(directory, page_directory)) + "/"
 
 
-def _island(outcome: Outcome) -> Markup:
-    """The outcome as JSON that may stand inside a script element."""
+def _embedded_json(outcome: Outcome) -> Markup:
+    """Return the outcome as JSON that can be embedded in a script element."""
     text = encode_outcome(outcome).decode()
     return Markup(text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e"))
 
 
-def _shown(outcome: Outcome) -> dict[str, bool]:
-    """Which marks the legend has to explain."""
+def _legend_marks(outcome: Outcome) -> dict[str, bool]:
+    """Return for each mark of the curves True if it is drawn and the legend must explain it."""
     losses = [point.loss for point in outcome.steps]
     return {
         "generations": len({point.generation for point in outcome.steps}) > 1,
@@ -227,16 +265,16 @@ class _Curve(NamedTuple):
 
 
 def _curves(outcome: Outcome) -> list[_Curve]:
-    """Loss, step time and world over one step axis."""
+    """Return the curves of loss, step time and world size, over a common axis of steps."""
     last = max(outcome.steps[-1].step, len(outcome.twin_losses or ()) - 1)
-    steps = Scale.linear(outcome.steps[0].step, last)
+    steps = AxisScale.linear(outcome.steps[0].step, last)
     worlds = " → ".join(str(world) for world, _ in groupby(point.world for point in outcome.steps))
     loss_words = f"Loss by step over the unbroken twin: {summary.loss_sentence(outcome)}"
     world_words = f"World size by step: {shorten(worlds, 200, placeholder=' …')}"
     curves = []
     if outcome.ledger is not None or any(point.loss is not None for point in outcome.steps):
-        curves.append(_curve("loss", _LOSS_HEIGHT, loss_words, _loss(outcome, steps)))
-    times, time_words = _step_time(outcome, steps), "Seconds between commits, by step"
+        curves.append(_curve("loss", _LOSS_HEIGHT, loss_words, _loss_plot(outcome, steps)))
+    times, time_words = _step_time_plot(outcome, steps), "Seconds between commits, by step"
     if not any(point.world for point in outcome.steps):
         return [
             *curves,
@@ -247,11 +285,17 @@ def _curves(outcome: Outcome) -> list[_Curve]:
     return [
         *curves,
         _curve("seconds between commits", _TIME_HEIGHT, time_words, times),
-        _curve("world size", _WORLD_HEIGHT, world_words, _world(outcome, steps), _AXIS),
+        _curve("world size", _WORLD_HEIGHT, world_words, _world_plot(outcome, steps), _AXIS),
     ]
 
 
 def _curve(name: str, height: int, words: str, content: Markup, axis: int = 0) -> _Curve:
+    """Return a curve as an SVG element with its name.
+
+    Args:
+        words: the description of the curve for screen readers.
+        axis: the room below the curve for its axis, in pixels.
+    """
     attributes = {
         "width": "100%",
         "height": height + axis,
@@ -262,15 +306,23 @@ def _curve(name: str, height: int, words: str, content: Markup, axis: int = 0) -
     return _Curve(name, svg.tag("svg", content, **attributes))
 
 
-def _windows(outcome: Outcome, steps: Scale, height: float, *, numbered: bool = False) -> Markup:
-    """From the last step committed before an injection to the first good step, shaded, one a recovery."""
+def _recovery_windows(
+    outcome: Outcome, steps: AxisScale, height: float, *, numbered: bool = False
+) -> Markup:
+    """Return a shaded window for each recovery.
+
+    It reaches from the last step committed before the injection to the first good step.
+
+    Args:
+        numbered: add the numbers of the windows above the plot.
+    """
     parts: list[Markup] = []
     captions: list[svg.Caption] = []
     for index, recovery in enumerate(outcome.recoveries, 1):
-        good = recovery.injected_s + recovery.seconds
+        good_s = recovery.injected_s + recovery.seconds
         before = [point.step for point in outcome.steps if point.at_s <= recovery.injected_s]
         after = next(
-            (point.step for point in outcome.steps if point.at_s >= good - 1e-9),
+            (point.step for point in outcome.steps if point.at_s >= good_s - 1e-9),
             outcome.steps[-1].step,
         )
         start, stop = steps(before[-1] if before else outcome.steps[0].step), steps(after)
@@ -292,7 +344,7 @@ def _windows(outcome: Outcome, steps: Scale, height: float, *, numbered: bool = 
 
 
 def _window_numbers(captions: Sequence[svg.Caption]) -> list[Markup]:
-    """The numbers above the windows, as many as lie clear of each other on a wide plot and on a narrow one."""
+    """Return the numbers of the windows that do not overlap, for a wide and for a narrow plot."""
     wide = svg.clear_captions(captions, svg.WIDE)
     narrow = set(svg.clear_captions(wide, svg.NARROW))
     style: dict[str, object] = {"text_anchor": "middle", "font_weight": 600}
@@ -309,31 +361,32 @@ def _window_numbers(captions: Sequence[svg.Caption]) -> list[Markup]:
     ]
 
 
-def _loss(outcome: Outcome, steps: Scale) -> Markup:
+def _loss_plot(outcome: Outcome, steps: AxisScale) -> Markup:
+    """Return the plot of the losses of the run and its twin."""
     run = [(point.step, point.loss) for point in outcome.steps]
-    # what neither run has is a step that a log leaves out, and no gap
+    # a step that both lack is left out of the log, and is no gap
     twin = [
-        one
-        for one in enumerate(outcome.twin_losses or ())
-        if one[1] is not None or outcome.ledger is not None
+        step_and_loss
+        for step_and_loss in enumerate(outcome.twin_losses or ())
+        if step_and_loss[1] is not None or outcome.ledger is not None
     ]
     low, high = _loss_limits(outcome)
-    losses = Scale.linear(low, high, _LOSS_HEIGHT, 0)
+    losses = AxisScale.linear(low, high, _LOSS_HEIGHT, 0)
     return Markup("").join(
         [
-            _windows(outcome, steps, _LOSS_HEIGHT, numbered=True),
+            _recovery_windows(outcome, steps, _LOSS_HEIGHT, numbered=True),
             svg.horizontal_grid(svg.nice_ticks(low, high), losses),
             svg.polyline(_segments(twin, steps, losses), _LOSS_HEIGHT, "twin", 6),
             svg.polyline(_segments(run, steps, losses), _LOSS_HEIGHT, "run", 1.5),
-            _generations(outcome, steps, losses),
-            _odd_losses(outcome.steps, steps) if outcome.ledger is not None else Markup(""),
+            _generation_rings(outcome, steps, losses),
+            _undrawable_losses(outcome.steps, steps) if outcome.ledger is not None else Markup(""),
             _first_difference(outcome, steps),
         ]
     )
 
 
 def _loss_limits(outcome: Outcome) -> tuple[float, float]:
-    """The lowest and the highest loss of the run and its twin, with a margin."""
+    """Return the lowest and the highest finite loss of the run and its twin, with a margin."""
     losses = [point.loss for point in outcome.steps] + list(outcome.twin_losses or ())
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
@@ -342,7 +395,7 @@ def _loss_limits(outcome: Outcome) -> tuple[float, float]:
 
 
 def _time_limit(outcome: Outcome) -> float:
-    """The upper end of the axis of seconds between commits."""
+    """Return the upper end of the axis of seconds between commits, 5 % above the longest."""
     return (
         max((point.seconds for point in outcome.steps if math.isfinite(point.seconds)), default=0.0)
         or 1.0
@@ -350,29 +403,29 @@ def _time_limit(outcome: Outcome) -> float:
 
 
 def _axis_px(outcome: Outcome) -> int:
-    """Room for the widest value beside the curves, in pixels."""
+    """Return the room for the widest value beside the curves, in pixels."""
     ticks = [*svg.nice_ticks(*_loss_limits(outcome)), *svg.nice_ticks(0, _time_limit(outcome), 3)]
     return max(_AXIS_PX, svg.value_room(ticks))
 
 
 def _segments(
-    points: Sequence[tuple[int, float | None]], across: Scale, down: Scale
+    points: Sequence[tuple[int, float | None]], across: AxisScale, down: AxisScale
 ) -> list[Sequence[tuple[float, float]]]:
-    """Stretches of finite values, as positions, thinned to what a screen can show."""
+    """Return stretches of finite values as positions, thinned to the resolution of a screen."""
     segments: list[Sequence[tuple[float, float]]] = []
     for drawn, stretch in groupby(
         points, lambda point: point[1] is not None and math.isfinite(point[1])
     ):
         if drawn:
             positions = [
-                (across(step), down(value)) for step, value in stretch if value is not None
+                (across(step), down(height)) for step, height in stretch if height is not None
             ]
             segments.append(svg.downsample(positions, max(1500 * len(positions) // len(points), 4)))
     return segments
 
 
-def _generations(outcome: Outcome, steps: Scale, losses: Scale) -> Markup:
-    """A ring at the first step of every new generation, the first one left out."""
+def _generation_rings(outcome: Outcome, steps: AxisScale, losses: AxisScale) -> Markup:
+    """Return a ring at the first step of every generation but the first."""
     parts: list[Markup] = []
     for before, point in pairwise(outcome.steps):
         if (
@@ -402,24 +455,29 @@ def _generations(outcome: Outcome, steps: Scale, losses: Scale) -> Markup:
     return Markup("").join(parts)
 
 
-def _odd_losses(points: Sequence[StepPoint], steps: Scale) -> Markup:
-    """Skipped batches at the foot of the plot, non-finite losses at its head; one mark a visible place."""
+def _undrawable_losses(points: Sequence[StepPoint], steps: AxisScale) -> Markup:
+    """Return marks for losses that cannot be drawn.
+
+    Skipped batches are marked at the foot of the plot, non-finite losses at its head. Marks at the
+    same visible place are drawn once.
+    """
     marks: dict[tuple[str, float], Markup] = {}
     for point in points:
         if point.loss is not None and math.isfinite(point.loss):
             continue
         words = "batch skipped" if point.loss is None else f"loss {point.loss}"
         sign, y = ("◆", _LOSS_HEIGHT - 2) if point.loss is None else ("▲", 10)
-        x = steps(point.step)
+        left = steps(point.step)
         title = svg.tag("title", f"step {point.step}: {words}")
         kind = "skipped" if point.loss is None else "nonfinite"
-        marks[kind, round(x, 1)] = svg.label(
-            sign, x, y, title, shade="alert", text_anchor="middle", class_=kind
+        marks[kind, round(left, 1)] = svg.label(
+            sign, left, y, title, shade="alert", text_anchor="middle", class_=kind
         )
     return Markup("").join(marks.values())
 
 
-def _first_difference(outcome: Outcome, steps: Scale) -> Markup:
+def _first_difference(outcome: Outcome, steps: AxisScale) -> Markup:
+    """Return a line at the first step whose loss differs from the twin's, if there is any."""
     match = summary.match_losses(outcome)
     if match is None or match.first is None:
         return Markup("")
@@ -430,21 +488,23 @@ def _first_difference(outcome: Outcome, steps: Scale) -> Markup:
     return svg.vertical(steps(match.first.step), 0, _LOSS_HEIGHT, "alert", title, **line)
 
 
-def _step_time(outcome: Outcome, steps: Scale) -> Markup:
+def _step_time_plot(outcome: Outcome, steps: AxisScale) -> Markup:
+    """Return the plot of the seconds between commits."""
     points = [(point.step, point.seconds) for point in outcome.steps]
     high = _time_limit(outcome)
-    times = Scale.linear(0, high, _TIME_HEIGHT, 0)
+    times = AxisScale.linear(0, high, _TIME_HEIGHT, 0)
     line = svg.polyline(_segments(points, steps, times), _TIME_HEIGHT, "muted", 1.25)
     return (
-        _windows(outcome, steps, _TIME_HEIGHT)
+        _recovery_windows(outcome, steps, _TIME_HEIGHT)
         + svg.horizontal_grid(svg.nice_ticks(0, high, 3), times)
         + line
     )
 
 
-def _world(outcome: Outcome, steps: Scale) -> Markup:
+def _world_plot(outcome: Outcome, steps: AxisScale) -> Markup:
+    """Return the plot of the world size as a step function."""
     top = max(point.world for point in outcome.steps)
-    worlds = Scale.linear(0, top * 1.15, _WORLD_HEIGHT, 0)
+    worlds = AxisScale.linear(0, top * 1.15, _WORLD_HEIGHT, 0)
     corners: list[tuple[float, float]] = []
     for world, stretch in groupby(outcome.steps, lambda point: point.world):
         first = next(stretch).step
@@ -453,14 +513,14 @@ def _world(outcome: Outcome, steps: Scale) -> Markup:
     corners.append((steps(outcome.steps[-1].step), corners[-1][1]))
     ticks = [tick for tick in svg.nice_ticks(0, top, 2) if tick == int(tick)]
     line = svg.polyline([corners], _WORLD_HEIGHT, "run", 1.5)
-    windows = _windows(outcome, steps, _WORLD_HEIGHT)
+    windows = _recovery_windows(outcome, steps, _WORLD_HEIGHT)
     return Markup("").join(
         [windows, svg.horizontal_grid(ticks, worlds), line, _step_axis(steps, _WORLD_HEIGHT)]
     )
 
 
-def _step_axis(steps: Scale, height: float) -> Markup:
-    """The axis of training steps below the last curve."""
+def _step_axis(steps: AxisScale, height: float) -> Markup:
+    """Return the axis of training steps below the last curve."""
     low, high = steps.knots[0][0], steps.knots[-1][0]
     axis = svg.for_both_widths(lambda width: svg.step_axis(low, high, steps, height, width))
     return axis + svg.label("training step", 50, height + 29, text_anchor="middle")

@@ -1,4 +1,8 @@
-"""Outcomes on disk: one ``outcome.json`` an experiment, beside its journals."""
+"""Outcomes on disk: an ``outcome.json`` for each experiment, beside its journals.
+
+-> runlog/outcome.py: the fields of an outcome. history/store.py: records of runs over sessions.
+-> report/summary.py shows outcomes.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +21,42 @@ FILE_NAME = "outcome.json"
 
 
 def encode_outcome(outcome: Outcome) -> bytes:
-    """``outcome`` as standard JSON. A NaN or infinite number becomes the text ``nan``, ``inf`` or ``-inf``."""
-    return msgspec.json.encode(_spelled(msgspec.to_builtins(outcome)))
+    """Return ``outcome`` as standard JSON.
+
+    Non-finite numbers become the text ``nan``, ``inf`` or ``-inf``.
+    """
+    return msgspec.json.encode(_with_text_numbers(msgspec.to_builtins(outcome)))
 
 
 def decode_outcome(data: bytes) -> Outcome:
-    """The inverse of :func:`encode_outcome`. Raises ``msgspec.MsgspecError`` where ``data`` is not an outcome."""
+    """Return the outcome that :func:`encode_outcome` has encoded.
+
+    Raise ``msgspec.MsgspecError`` or UnicodeDecodeError if it is no outcome.
+    """
     return msgspec.json.decode(
         data, type=Outcome, strict=False
     )  # not strict: the text "nan" is a number
 
 
 def write_outcome(outcome: Outcome, directory: Path) -> Path:
-    """Write ``directory/outcome.json``; a reader sees the old file or the new one, never a part."""
+    """Write ``directory/outcome.json`` atomically, and return its path.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     path = directory / FILE_NAME
     write_whole(path, encode_outcome(outcome))
     return path
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file; a reader sees the old one or the new one, never a part. Raises OSError, and then leaves nothing."""
+    """Write a file atomically: a reader sees the old file or the new one.
+
+    Its directory is created if necessary, and the data is flushed to the disk.
+
+    Raises:
+        OSError: if the file cannot be written. No temporary file is left then.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -51,10 +71,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def read_outcomes(directory: str | Path) -> list[Outcome]:
-    """Read every outcome at or below ``directory``, in the order in which the runs were started.
+    """Return every outcome at or below ``directory``, sorted by the start of the runs.
 
     Raises:
-        BadInput: if there is none, or one cannot be read.
+        BadInput: if there is no outcome, or any of them cannot be read.
     """
     directory = named_path("directory", directory)
     paths = sorted(directory.rglob(FILE_NAME))
@@ -66,19 +86,20 @@ def read_outcomes(directory: str | Path) -> list[Outcome]:
 
 
 def _read(path: Path) -> Outcome:
+    """Return the outcome in a file. Raise BadInput if it cannot be read."""
     try:
         return decode_outcome(path.read_bytes())
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
-        remedy = f"Run the experiment again or delete this file ({error})."
+        remedy = f"run the experiment again, or delete this file ({error})"
         raise BadInput("outcome", str(path), remedy) from error
 
 
-def _spelled(value: Any) -> Any:
-    """``value`` with non-finite numbers as text: JSON has no word for them and msgspec would write null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {key: _spelled(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_spelled(item) for item in value]
-    return value
+def _with_text_numbers(json_part: Any) -> Any:
+    """Return JSON values with non-finite numbers as text; msgspec would write null for them."""
+    if isinstance(json_part, float):
+        return json_part if math.isfinite(json_part) else str(json_part)
+    if isinstance(json_part, dict):
+        return {key: _with_text_numbers(content) for key, content in json_part.items()}
+    if isinstance(json_part, list):
+        return [_with_text_numbers(element) for element in json_part]
+    return json_part

@@ -1,4 +1,8 @@
-"""What the terminal says about outcomes, and the wording that every report shares."""
+"""Summary of outcomes for terminals, and the wording that all reports share.
+
+-> report/statistics.py: the estimates. report/times.py: the time account. report/tables.py: tables.
+-> report/html.py and report/junit.py use the wording.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from chaoskit.runlog.account.time_account import Recently, TimeAccount
 from chaoskit.runlog.outcome import CopyInterval, Outcome, PhaseSpan, Recovery, StepPoint
 from chaoskit.vocabulary import Verdict
 
-_SCALE = 1.25  # of the time to the first good step
+_SCALE = 1.25  # the width of the bars, relative to the time to the first good step
 
 _RULES_SHOWN = 8
 _BAR_WIDTH_MIN = 4
@@ -30,24 +34,27 @@ VERDICT_STYLES = {
 }
 
 
-def number(value: float) -> str:
-    """Three significant digits, never an exponent."""
-    if not math.isfinite(value):
-        return str(value)
-    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
-    text = f"{value:.{min(max(digits, 0), 6)}f}"
+def number(amount: float) -> str:
+    """Format a number with three significant digits, at most six decimals and no exponent.
+
+    All digits before the point are kept. Numbers that are not finite become ``nan`` or ``inf``.
+    """
+    if not math.isfinite(amount):
+        return str(amount)
+    digits = 2 - math.floor(math.log10(abs(amount))) if amount else 0
+    text = f"{amount:.{min(max(digits, 0), 6)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def duration(seconds: float | None, absent: str = "–") -> str:
-    """A duration in ms below one second and in s above; ``absent`` where there is none."""
+    """Format a duration in ms below one second and in s above; ``absent`` if it is None."""
     if seconds is None:
         return absent
     return f"{number(seconds * 1e3)} ms" if abs(seconds) < 0.9995 else f"{number(seconds)} s"
 
 
 def long_duration(seconds: float) -> str:
-    """A duration of seconds, minutes or hours: ``45 s``, ``3 minutes``, ``1 hour 5 minutes``."""
+    """Format a duration such as ``45 s``, ``3 minutes`` or ``1 hour 5 minutes``."""
     if seconds < 119.5:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -56,51 +63,68 @@ def long_duration(seconds: float) -> str:
 
 
 def with_reference(span: PhaseSpan) -> str:
-    """Return the durations of a phase and of its reference: ``3.1 ms (reference 0.3)``.
+    """Return the durations of a phase and of its reference, such as ``3.1 ms (reference 0.3)``.
 
-    The reference has a unit where it differs from that of the phase.
+    The unit of the reference is left out if it is that of the phase.
     """
-    shown, reference = duration(span.seconds), duration(span.reference_s)
-    value, _, unit = reference.partition(" ")
-    return f"{shown} (reference {value if shown.endswith(f' {unit}') else reference})"
+    phase_duration, reference_duration = duration(span.seconds), duration(span.reference_s)
+    amount, _, unit = reference_duration.partition(" ")
+    has_one_unit = phase_duration.endswith(f" {unit}")
+    return f"{phase_duration} (reference {amount if has_one_unit else reference_duration})"
 
 
-#: What a reference is, beside the bars of a recovery.
+#: The explanation of references beside the bars of a recovery.
 REFERENCE = "reference: the plain operation alone, for scale; a phase may take less"
 
 
 def spans_to_first_step(recovery: Recovery) -> list[PhaseSpan]:
-    """The phases that end no later than the first good step, which is where ``recovery.seconds`` ends."""
+    """Return the phases of a recovery that end no later than the first good step."""
     limit = recovery.injected_s + recovery.seconds + 1e-9
     return [span for span in recovery.spans if span.end_s <= limit]
 
 
-def slowest(outcome: Outcome) -> Recovery | None:
-    """The recovery that headlines and properties quote, where a run has several."""
+def slowest_recovery(outcome: Outcome) -> Recovery | None:
+    """Return the slowest recovery, which headlines and properties quote; None if there is none."""
     return max(outcome.recoveries, key=lambda recovery: recovery.seconds, default=None)
 
 
 def slowest_full_strength(outcome: Outcome) -> float | None:
-    """The longest way back to the full world; None where one never got there or nothing broke."""
+    """Return the longest time to the full world, in seconds.
+
+    It is None if a recovery did not reach the full world, or if there was no recovery.
+    """
     times = [recovery.full_strength_seconds for recovery in outcome.recoveries]
-    known = [seconds for seconds in times if seconds is not None]
-    return max(known) if known and len(known) == len(times) else None
+    reached = [seconds for seconds in times if seconds is not None]
+    return max(reached) if reached and len(reached) == len(times) else None
 
 
 def absent_strength(outcome: Outcome) -> str:
-    """What stands in place of that time: nothing where nobody knows how large the world was."""
+    """Return the text for a missing time to full strength.
+
+    It is "never", or "–" without a recovery or if the world size is unknown.
+    """
     return "never" if any(recovery.world for recovery in outcome.recoveries) else "–"
 
 
-def confirmed(outcome: Outcome) -> str:
-    """How many of the planned faults are proved to have taken effect: ``2/3``."""
+def confirmed_share(outcome: Outcome) -> str:
+    """Return the share of planned faults that are proved to have taken effect, such as ``2/3``.
+
+    It is "–" if no fault was planned.
+    """
     if not outcome.faults:
         return "–"
     return f"{sum(fault.state == 'confirmed' for fault in outcome.faults)}/{len(outcome.faults)}"
 
 
 class LossMatch(NamedTuple):
-    """The losses of a run beside those of its twin, step by step. ``first`` is the first step that differs."""
+    """A comparison of the losses of a run and its twin, the same training without a fault.
+
+    Attributes:
+        equal: the number of steps with equal losses.
+        compared: the number of compared steps.
+        first: the first step that differs; None if there is none.
+        first_twin: the twin's loss of that step.
+    """
 
     equal: int
     compared: int
@@ -109,21 +133,25 @@ class LossMatch(NamedTuple):
 
     @property
     def exact(self) -> bool:
+        """True if all compared losses are equal, and there are some."""
         return 0 < self.compared == self.equal
 
 
 def twin_loss(outcome: Outcome, step: int) -> float | None:
-    """The twin's loss of ``step``; None where it skipped that step or never came to it."""
+    """Return the twin's loss of ``step``; None if it skipped that step or never reached it."""
     losses = outcome.twin_losses or []
     return losses[step] if 0 <= step < len(losses) else None
 
 
 def match_losses(outcome: Outcome) -> LossMatch | None:
-    """Compare every committed step that the twin has too, bit for bit; None without a twin."""
+    """Compare the loss of every committed step that the twin has too, bit for bit.
+
+    Return None if there is no twin. Two NaN count as equal, and so do two skipped batches.
+    """
     if outcome.twin_losses is None:
         return None
     shared = [point for point in outcome.steps if 0 <= point.step < len(outcome.twin_losses)]
-    # repr tells every bit pattern of a double apart but those of NaN, and -0.0 from 0.0
+    # repr distinguishes all bit patterns of a double but those of NaN; -0.0 differs from 0.0
     differing = [
         point for point in shared if repr(point.loss) != repr(twin_loss(outcome, point.step))
     ]
@@ -133,24 +161,32 @@ def match_losses(outcome: Outcome) -> LossMatch | None:
 
 
 def loss_sentence(outcome: Outcome) -> str:
-    """In words, how the losses compare with the twin's."""
+    """Return a text about the losses and those of the twin, with the first difference.
+
+    An example: ``60 of 60 losses bit-equal to the twin``.
+    """
     match = match_losses(outcome)
     if match is None:
         return "no twin to compare with" if outcome.ledger else "no losses to compare"
     if match.compared == 0:
         return "no step in common with the twin"
-    counted = f"{match.equal} of {match.compared} losses bit-equal to the twin"
+    equal_losses = f"{match.equal} of {match.compared} losses bit-equal to the twin"
     if match.first is None:
-        return counted
+        return equal_losses
     loss, twin = match.first.loss, match.first_twin
     if loss is None or twin is None:
-        here, there = ("skipped" if value is None else repr(value) for value in (loss, twin))
-        return f"{counted}; first difference at step {match.first.step}: {here} here, {there} in the twin"
-    return f"{counted}; first difference at step {match.first.step}: {loss!r} − {twin!r} = {loss - twin:.3g}"
+        here, there = (
+            "skipped" if step_loss is None else repr(step_loss) for step_loss in (loss, twin)
+        )
+        return f"{equal_losses}; first difference at step {match.first.step}: {here} here, {there} in the twin"
+    return f"{equal_losses}; first difference at step {match.first.step}: {loss!r} − {twin!r} = {loss - twin:.3g}"
 
 
 def short_match(outcome: Outcome) -> str:
-    """The loss comparison for a table cell: ``60/60``."""
+    """Return the number of equal and of compared losses for a table cell, such as ``60/60``.
+
+    It is "no twin" without a twin, and "–" if no step is in both runs.
+    """
     match = match_losses(outcome)
     if match is None:
         return "no twin"
@@ -158,31 +194,41 @@ def short_match(outcome: Outcome) -> str:
 
 
 def percentage(probability: float) -> str:
-    """Four digits, so that 9999 recoveries out of 10,000 do not read as certainty: ``99.99 %``."""
+    """Format a probability with four digits, so that 9999 of 10,000 do not look like certainty."""
     return f"{probability * 100:.4g} %"
 
 
 def recovery_sentence(estimate: Estimate) -> str:
-    """``recovered in 19 of 20 runs: 95 %, 95 % interval 76.39 % to 99.11 %; first good step p50 …; 1 unknown``."""
-    told = f"recovered in {estimate.recovered} of {plural(estimate.tried, 'run')}"
+    """Return a text about an estimate of recovery.
+
+    An example: ``recovered in 19 of 20 runs: 95 %, 95 % interval 76.39 % to 99.11 %; first good
+    step p50 …; 1 unknown``.
+    """
+    sentence = f"recovered in {estimate.recovered} of {plural(estimate.tried, 'run')}"
     if estimate.probability is not None:
-        told += f": {percentage(estimate.probability)}, 95 % interval {interval_words(estimate)}"
+        sentence += (
+            f": {percentage(estimate.probability)}, 95 % interval {interval_words(estimate)}"
+        )
     if estimate.recoveries:
-        told += f"; first good step p50 {duration(estimate.p50_s)}"
-        told += f", p95 {duration(estimate.p95_s)}" if estimate.p95_s is not None else ""
-        told += f", worst of {estimate.recoveries} {duration(estimate.max_s)}"
+        sentence += f"; first good step p50 {duration(estimate.p50_s)}"
+        sentence += f", p95 {duration(estimate.p95_s)}" if estimate.p95_s is not None else ""
+        sentence += f", worst of {estimate.recoveries} {duration(estimate.max_s)}"
     return "; ".join(
-        [told, *([f"{estimate.failed} failed"] if estimate.failed else []), *beside(estimate)]
+        [
+            sentence,
+            *([f"{estimate.failed} failed"] if estimate.failed else []),
+            *uncounted_texts(estimate),
+        ]
     )
 
 
 def interval_words(estimate: Estimate) -> str:
-    """``76.39 % to 99.11 %``."""
+    """Format an interval such as ``76.39 % to 99.11 %``."""
     return f"{percentage(estimate.low)} to {percentage(estimate.high)}"
 
 
-def beside(estimate: Estimate) -> list[str]:
-    """The runs that count neither for nor against, by reason: ``2 unknown``."""
+def uncounted_texts(estimate: Estimate) -> list[str]:
+    """Return the numbers of runs that do not count, by reason, such as ``2 unknown``."""
     counts = {
         "unknown": estimate.unknown,
         "error": estimate.errors,
@@ -191,13 +237,13 @@ def beside(estimate: Estimate) -> list[str]:
     return [f"{count} {reason}" for reason, count in counts.items() if count]
 
 
-def share(value: float) -> str:
-    """Three digits: ``57.1 %``."""
-    return f"{number(100 * value)} %"
+def share(ratio: float) -> str:
+    """Format a share with three digits, such as ``57.1 %``."""
+    return f"{number(100 * ratio)} %"
 
 
 def account_sentence(account: TimeAccount | Recently) -> str:
-    """The ratios, each with its convention."""
+    """Return a text about goodput and ETTR, each with its convention."""
     return (
         f"goodput {share(account.goodput)}, ETTR {share(account.ettr_wall)} per wall-clock hour, "
         f"{share(account.ettr_productive)} per productive hour"
@@ -205,14 +251,20 @@ def account_sentence(account: TimeAccount | Recently) -> str:
 
 
 def copies_sentence(copies: CopyInterval) -> str:
-    """Say what copies in memory leave at risk: ``at most 17 steps (2.55 s) are computed again if ...``."""
+    """Return a text about the work at risk between copies in memory.
+
+    An example: ``at most 17 steps (2.55 s) are computed again if ...``.
+    """
     seconds = f" ({duration(copies.seconds)})" if copies.seconds else ""
-    again = "is" if copies.steps == 1 else "are"
-    return f"at most {plural(copies.steps, 'step')}{seconds} {again} computed again if all ranks end during one update"
+    verb = "is" if copies.steps == 1 else "are"
+    return f"at most {plural(copies.steps, 'step')}{seconds} {verb} computed again if all ranks end during one update"
 
 
 def limits_sentence(limits_ms: Mapping[str, int], suspects: int) -> str:
-    """How long phases may last, and on how many ranks one did longer: ``forward 620 ms; 1 rank ended on suspicion``."""
+    """Return a text about the hang limits of phases and the number of ranks that exceeded one.
+
+    An example: ``forward 620 ms; 1 rank ended on suspicion``.
+    """
     limits = ", ".join(
         f"{phase} {duration(limit_ms / 1000)}" for phase, limit_ms in limits_ms.items()
     )
@@ -220,13 +272,16 @@ def limits_sentence(limits_ms: Mapping[str, int], suspects: int) -> str:
 
 
 def count_verdicts(outcomes: Iterable[Outcome]) -> dict[Verdict, int]:
-    """How many outcomes have each verdict, zeros included."""
+    """Return the number of outcomes with each verdict as their result, zeros included."""
     verdicts = [outcome.result for outcome in outcomes]
     return {verdict: verdicts.count(verdict) for verdict in Verdict}
 
 
 def render_summary(outcomes: Sequence[Outcome]) -> RenderableType:
-    """A table of experiments, the reasons of those that did not pass, and every recovery as text bars."""
+    """Return a table of experiments, the details of each, and estimates for repeated ones.
+
+    Details are reasons, notes and recoveries as bars. The last line has the worst verdict.
+    """
     if not outcomes:
         return Text("No experiment was run.")
     parts: list[RenderableType] = [_overview(outcomes)]
@@ -236,6 +291,7 @@ def render_summary(outcomes: Sequence[Outcome]) -> RenderableType:
 
 
 def _overview(outcomes: Sequence[Outcome]) -> DataTable:
+    """Return the table of experiments, grouped by session."""
     numbers = [
         Column(name, is_number=True) for name in ("evidence", "recovery", "full", "lost", "losses")
     ]
@@ -250,7 +306,10 @@ def _overview(outcomes: Sequence[Outcome]) -> DataTable:
 
 
 def by_session(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    """The outcomes of each pytest session, in the order in which the sessions began."""
+    """Return the outcomes of each pytest session, in the order of their first outcomes.
+
+    Outcomes that were made outside of pytest are those of the session "".
+    """
     sessions: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         sessions.setdefault(outcome.session, []).append(outcome)
@@ -258,13 +317,13 @@ def by_session(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def session_line(session: str, outcomes: Sequence[Outcome]) -> str:
-    """``session 20261125-210211-4127: 3 experiments: 2 passed, 1 failed``."""
+    """Return a line such as ``session 20261125-210211-4127: 3 experiments: 2 passed, 1 failed``."""
     name = f"session {printable(session)}" if session else "outside of pytest"
-    return f"{name}: {counted(outcomes)}"
+    return f"{name}: {verdict_counts_text(outcomes)}"
 
 
-def counted(outcomes: Sequence[Outcome]) -> str:
-    """``3 experiments: 2 passed, 1 failed``."""
+def verdict_counts_text(outcomes: Sequence[Outcome]) -> str:
+    """Return a text such as ``3 experiments: 2 passed, 1 failed``."""
     counts = ", ".join(
         f"{count} {verdict}" for verdict, count in count_verdicts(outcomes).items() if count
     )
@@ -272,12 +331,13 @@ def counted(outcomes: Sequence[Outcome]) -> str:
 
 
 def _add_rows(table: DataTable, outcomes: Sequence[Outcome]) -> None:
+    """Add a row for each outcome."""
     for outcome in outcomes:
-        recovery = slowest(outcome)
+        recovery = slowest_recovery(outcome)
         table.add_row(
             Text(outcome.result.upper(), VERDICT_STYLES[outcome.result]),
-            Text.assemble(printable(outcome.name), *_secondary(outcome)),
-            confirmed(outcome),
+            Text.assemble(printable(outcome.name), *_subject_lines(outcome)),
+            confirmed_share(outcome),
             duration(recovery.seconds if recovery else None),
             duration(slowest_full_strength(outcome), absent_strength(outcome)),
             str(outcome.lost_steps),
@@ -285,13 +345,14 @@ def _add_rows(table: DataTable, outcomes: Sequence[Outcome]) -> None:
         )
 
 
-def _secondary(outcome: Outcome) -> list[tuple[str, str]]:
-    lines = [f"{shorten_command(outcome.job)} on {nodes(outcome)}", *fault_lines(outcome)]
+def _subject_lines(outcome: Outcome) -> list[tuple[str, str]]:
+    """Return the job and the faults as dimmed lines below the name, each with its style."""
+    lines = [f"{shorten_command(outcome.job)} on {nodes_text(outcome)}", *fault_lines(outcome)]
     return [(f"\n{printable(line)}", "dim") for line in lines]
 
 
 def fault_lines(outcome: Outcome, limit: int = 4) -> list[str]:
-    """The planned faults, the last line counting those beyond ``limit``."""
+    """Return the planned faults; beyond ``limit``, the last line counts the rest."""
     lines = [fault.fault for fault in outcome.faults]
     return (
         lines
@@ -300,13 +361,14 @@ def fault_lines(outcome: Outcome, limit: int = 4) -> list[str]:
     )
 
 
-def nodes(outcome: Outcome) -> str:
-    """``4 nodes`` or ``4 nodes + 1 spare``."""
+def nodes_text(outcome: Outcome) -> str:
+    """Return a text such as ``4 nodes`` or ``4 nodes + 1 spare``."""
     text = plural(outcome.nodes, "node")
     return f"{text} + {plural(outcome.spares, 'spare')}" if outcome.spares else text
 
 
 def _details(outcome: Outcome) -> list[RenderableType]:
+    """Return the block about an outcome: reasons, notes and recoveries; empty if there are none."""
     blocks: list[RenderableType] = []
     if outcome.result is not Verdict.PASSED:
         reasons = outcome.result_reasons or ["no reason was given"]
@@ -333,8 +395,8 @@ def _details(outcome: Outcome) -> list[RenderableType]:
             _indented(Text(f"copies in memory: {copies_sentence(outcome.copies)}", "dim"), 2)
         )
     if outcome.hang_limits_ms:
-        told = limits_sentence(outcome.hang_limits_ms, outcome.suspects)
-        blocks.append(_indented(Text(f"hang limits: {told}", "dim"), 2))
+        limits = limits_sentence(outcome.hang_limits_ms, outcome.suspects)
+        blocks.append(_indented(Text(f"hang limits: {limits}", "dim"), 2))
     if outcome.refused_connections:
         blocks.append(
             _indented(Text(f"refused connections: {outcome.refused_connections}", "dim"), 2)
@@ -347,16 +409,18 @@ def _details(outcome: Outcome) -> list[RenderableType]:
 
 
 def _indented(block: RenderableType, columns: int) -> Padding:
+    """Return a block that is indented by some columns."""
     return Padding(block, (0, 0, 0, columns), expand=False)
 
 
 def _recovery_title(recovery: Recovery) -> Text:
-    full = (
+    """Return the heading of a recovery: its cause and its durations."""
+    full_strength = (
         f", full strength {duration(recovery.full_strength_seconds, 'never')}"
         if recovery.world
         else ""
     )
-    after = (
+    new_world = (
         f"generation {recovery.generation}, {plural(recovery.world, 'rank')}"
         if recovery.world
         else ""
@@ -364,16 +428,17 @@ def _recovery_title(recovery: Recovery) -> Text:
     return Text.assemble(
         printable(recovery.cause),
         "" if recovery.fault else ", nothing was injected: a false alarm",
-        (f" ({after})" if after else "", "dim"),
-        f"\nfirst good step {duration(recovery.seconds)}{full}",
+        (f" ({new_world})" if new_world else "", "dim"),
+        f"\nfirst good step {duration(recovery.seconds)}{full_strength}",
         (f" (a step before the fault: {duration(recovery.step_seconds)})", "dim"),
     )
 
 
 class _Bars:
-    """The phases of one recovery, one a line, each bar where the phase lies in time.
+    """The phases of a recovery as lines, each with a bar at its place in time.
 
-    The scale is that of the way to the first good step: what takes much longer is cut off and ends in an arrow.
+    The scale covers the time to the first good step. Much longer bars are cut off and end in an
+    arrow.
     """
 
     def __init__(self, recovery: Recovery) -> None:
@@ -408,18 +473,21 @@ class _Bars:
 
 
 def _probabilities(estimates: Estimates) -> list[RenderableType]:
-    """A line an experiment that was repeated, and one for all; nothing where a single run can say little."""
+    """Return a line for each repeated experiment and one for all; empty for a single run."""
     if estimates.total.runs < 2:
         return []
     several = len(estimates.experiments) > 1
     lines: list[RenderableType] = [Text(), Text("recovery probability", "bold")]
-    for one in [*estimates.repeated, *([estimates.total] if several else [])]:
-        what = [one.name, *([", ".join(one.faults)] if one.faults else [])]
-        lines.append(_indented(Text(printable("\n".join(what))), 2))
-        lines.append(_indented(Text(recovery_sentence(one), "dim"), 4))
+    for estimate in [*estimates.repeated, *([estimates.total] if several else [])]:
+        names = [estimate.name, *([", ".join(estimate.faults)] if estimate.faults else [])]
+        lines.append(_indented(Text(printable("\n".join(names))), 2))
+        lines.append(_indented(Text(recovery_sentence(estimate), "dim"), 4))
     return lines
 
 
 def _totals(outcomes: Sequence[Outcome]) -> Text:
+    """Return the worst verdict and the number of outcomes of each."""
     worst = Verdict.worst([outcome.result for outcome in outcomes])
-    return Text.assemble((worst.upper(), VERDICT_STYLES[worst]), f"  {counted(outcomes)}")
+    return Text.assemble(
+        (worst.upper(), VERDICT_STYLES[worst]), f"  {verdict_counts_text(outcomes)}"
+    )

@@ -1,7 +1,9 @@
-"""Pictures in SVG: axes, bars, lines, and the timeline of a recovery.
+"""Drawing of SVG pictures: axes, bars, lines, and the timeline of a recovery.
 
-Horizontal positions are percentages of the plot, so that a picture fits any page while its text keeps its size;
-vertical positions are pixels, downwards.
+Horizontal positions are percentages of the plot, so that a picture fits any page while its text
+keeps its size. Vertical positions are pixels, downwards.
+
+-> report/html.py and nightly/rendering.py: the pages with these pictures.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from chaoskit.report.summary import (
 from chaoskit.runlog.outcome import PhaseSpan, Recovery
 from chaoskit.vocabulary import RECOVERY_PHASES
 
-#: Colours by role: on a light and on a dark page.
+#: Colours by role, on a light and on a dark page.
 PALETTE = {
     "ink": ("#1c2128", "#e3e7ec"),
     "muted": ("#5d6773", "#939daa"),
@@ -61,24 +63,30 @@ _FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 _VARIABLE = re.compile(r"var\(--[\w-]+,(#\w+)\)")
 
 
-#: Widths of a plot in pixels that labels are chosen for: on paper and on pages from 640 pixels, and on narrower ones.
+#: Widths of a plot in pixels that labels are chosen for. Paper and pages from 640 pixels are wide.
 WIDE, NARROW = 480, 260
 
-_CHARACTER = 7.0  # pixels of a character at the size of labels, in a wide font
+_CHARACTER = 7.0  # pixels of a character of a label, in a wide font
 _BOLD_CHARACTER = 7.7
 _FRAME = 960  # pixels across a picture that stands alone
 _GAP = 8.0  # pixels between two labels
 _NAME_INSET = 7  # pixels from the edge of a bar to the name inside it
 
 
-class Scale(NamedTuple):
-    """Maps values to positions, linearly between knots of (value, position)."""
+class AxisScale(NamedTuple):
+    """A map from values to positions, linear between knots of (value, position).
+
+    A value outside of the knots has the position of the nearest knot.
+    """
 
     knots: tuple[tuple[float, float], ...]
 
     @classmethod
-    def linear(cls, low: float, high: float, start: float = 0.0, stop: float = 100.0) -> Scale:
-        """One straight scale; an empty range is widened, so that a single value lies in the middle."""
+    def linear(cls, low: float, high: float, start: float = 0.0, stop: float = 100.0) -> AxisScale:
+        """Return a linear scale.
+
+        An empty range is widened, so that a single value lies in the middle.
+        """
         if high <= low:
             low, high = low - 0.5, low + 0.5
         return cls(((low, start), (high, stop)))
@@ -90,12 +98,15 @@ class Scale(NamedTuple):
 
 
 def colour(name: str) -> str:
-    """The page's colour of that role, with its light value where no page defines it."""
+    """Return the CSS colour of a role, with its light value as the fallback."""
     return f"var(--{name},{PALETTE[name][0]})"
 
 
 def phase_colour(phase: str) -> str:
-    """The colour of one phase of :data:`chaoskit.vocabulary.RECOVERY_PHASES`."""
+    """Return the CSS colour of a phase of :data:`chaoskit.vocabulary.RECOVERY_PHASES`.
+
+    Other phases have the colour ``muted``.
+    """
     return (
         colour(f"phase-{RECOVERY_PHASES.index(phase)}")
         if phase in RECOVERY_PHASES
@@ -104,29 +115,38 @@ def phase_colour(phase: str) -> str:
 
 
 def tag(name: str, *content: str, **attributes: object) -> Markup:
-    """An SVG element. Plain text is escaped, markup is kept, an attribute that is None is left out."""
+    """Return an SVG element.
+
+    Plain text is escaped, markup is kept. The attribute ``font_size`` becomes ``font-size``, and
+    ``class_`` becomes ``class``. Attributes that are None are left out.
+    """
     fields = {
-        key.rstrip("_").replace("_", "-"): value
-        for key, value in attributes.items()
-        if value is not None
+        key.rstrip("_").replace("_", "-"): setting
+        for key, setting in attributes.items()
+        if setting is not None
     }
     texts = (
-        f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
-        for value in fields.values()
+        f"{setting:.2f}".rstrip("0").rstrip(".") if isinstance(setting, float) else setting
+        for setting in fields.values()
     )
     start = "".join(f' {key}="{escape(text)}"' for key, text in zip(fields, texts, strict=True))
     return Markup(f"<{name}{start}>{''.join(map(escape, content))}</{name}>")
 
 
 def percent(position: float) -> str:
-    """A horizontal position as an SVG length."""
+    """Return a horizontal position as an SVG length, such as ``12.5%``."""
     return f"{position:.3f}".rstrip("0").rstrip(".") + "%"
 
 
 def label(
     text: str, x: float, y: float, *content: str, shade: str = "muted", **attributes: object
 ) -> Markup:
-    """Text at ``x`` percent and ``y`` pixels."""
+    """Return a text element at ``x`` percent and ``y`` pixels.
+
+    Args:
+        content: further children of the element, such as its title.
+        shade: the role of its colour in :data:`PALETTE`.
+    """
     return tag(
         "text", text, *content, x=percent(x), y=y, fill=colour(shade), font_size=11, **attributes
     )
@@ -141,7 +161,7 @@ def bar(
     *content: str,
     **attributes: object,
 ) -> Markup:
-    """A filled span between two percentages."""
+    """Return a filled bar between two percentages."""
     width = percent(max(stop - start, 0.0))
     return tag(
         "rect", *content, x=percent(start), width=width, y=y, height=height, fill=fill, **attributes
@@ -151,7 +171,7 @@ def bar(
 def vertical(
     x: float, top: float, bottom: float, shade: str = "grid", *content: str, **attributes: object
 ) -> Markup:
-    """A thin vertical line at ``x`` percent."""
+    """Return a thin vertical line at ``x`` percent."""
     at = percent(x)
     return tag(
         "line", *content, x1=at, x2=at, y1=top, y2=bottom, stroke=colour(shade), **attributes
@@ -159,7 +179,7 @@ def vertical(
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About ``count`` round numbers in [low, high]."""
+    """Return about ``count`` evenly spaced round numbers in [low, high]; [low] if it is empty."""
     if not high > low:
         return [low]
     rough = (high - low) / count
@@ -172,7 +192,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 class Caption(NamedTuple):
-    """A text below or above a plot at ``x`` percent, which grows from its ``anchor``."""
+    """A text below or above a plot at ``x`` percent, which extends from its ``anchor``."""
 
     text: str
     x: float
@@ -185,7 +205,7 @@ class Caption(NamedTuple):
         return start, start + length
 
     def is_clear_of(self, other: Caption, width: float) -> bool:
-        """Return whether there is a gap between both texts on a plot of ``width`` pixels."""
+        """Return True if there is a gap between both texts on a plot of ``width`` pixels."""
         (start, stop), (other_start, other_stop) = self.extent(width), other.extent(width)
         return stop + _GAP <= other_start or other_stop + _GAP <= start
 
@@ -193,7 +213,11 @@ class Caption(NamedTuple):
 def clear_captions(
     captions: Sequence[Caption], width: float, taken: Sequence[Caption] = ()
 ) -> list[Caption]:
-    """Return the captions that lie clear of each other and of ``taken``; of two that do not, the first."""
+    """Return the captions that overlap neither ``taken`` nor an earlier caption.
+
+    Args:
+        width: the width of the plot, in pixels.
+    """
     kept: list[Caption] = []
     for caption in captions:
         if all(caption.is_clear_of(other, width) for other in (*taken, *kept)):
@@ -204,15 +228,23 @@ def clear_captions(
 def tick_captions(
     low: float,
     high: float,
-    place: Callable[[float], Caption],
+    make_caption: Callable[[float], Caption],
     width: float,
     taken: Sequence[Caption] = (),
 ) -> list[tuple[float, Caption]]:
-    """Return evenly spaced round values in [low, high], as many as fit, each with its caption."""
+    """Return evenly spaced round values in [low, high], as many as fit, each with its caption.
+
+    A value is left out if its caption overlaps ``taken``.
+
+    Args:
+        make_caption: returns the caption of a value.
+        width: the width of the plot, in pixels.
+    """
     for count in range(10, 0, -1):
-        captions = [(tick, place(tick)) for tick in nice_ticks(low, high, count)]
+        captions = [(tick, make_caption(tick)) for tick in nice_ticks(low, high, count)]
         if all(
-            one.is_clear_of(following, width) for (_, one), (_, following) in pairwise(captions)
+            caption.is_clear_of(following, width)
+            for (_, caption), (_, following) in pairwise(captions)
         ):
             break
     else:
@@ -225,19 +257,25 @@ def tick_captions(
 
 
 def for_both_widths(draw: Callable[[float], Markup]) -> Markup:
-    """Return what ``draw`` makes for a wide plot and for a narrow one; the page shows the one that fits."""
+    """Return a drawing for a wide plot and one for a narrow plot.
+
+    The page shows the one that fits.
+
+    Args:
+        draw: returns the drawing for a plot of a width in pixels.
+    """
     parts = (("wide", WIDE), ("narrow", NARROW))
     return Markup("").join(tag("g", draw(width), class_=name) for name, width in parts)
 
 
 def value_room(ticks: Sequence[float]) -> int:
-    """Pixels that the values of a horizontal grid need beside the plot."""
+    """Return the pixels that the values of a horizontal grid need beside the plot."""
     longest = max((len(f"{tick:g}") for tick in ticks), default=0)
     return math.ceil(longest * _CHARACTER + 2 * _GAP)
 
 
-def horizontal_grid(ticks: Sequence[float], scale: Scale) -> Markup:
-    """Grid lines across the plot, with their values to the left of it."""
+def horizontal_grid(ticks: Sequence[float], scale: AxisScale) -> Markup:
+    """Return grid lines across the plot, with their values to the left of it."""
     parts: list[Markup] = []
     for tick in ticks:
         y = scale(tick)
@@ -249,7 +287,10 @@ def horizontal_grid(ticks: Sequence[float], scale: Scale) -> Markup:
 def downsample(
     points: Sequence[tuple[float, float]], limit: int = 1500
 ) -> list[tuple[float, float]]:
-    """At most about ``limit`` of ``points``, keeping the ends and each stretch's lowest and highest."""
+    """Return about ``limit`` of ``points``, with both ends and the extremes of each stretch.
+
+    Fewer points than that are returned unchanged.
+    """
     if len(points) <= limit:
         return list(points)
     size = math.ceil(2 * len(points) / limit)
@@ -266,7 +307,13 @@ def downsample(
 def polyline(
     segments: Sequence[Sequence[tuple[float, float]]], height: float, shade: str, width: float
 ) -> Markup:
-    """Lines through (percent, pixel) points; a segment of one point is a dot."""
+    """Return lines through (percent, pixel) points. A segment of one point is a dot.
+
+    Args:
+        height: the height of the plot, in pixels.
+        shade: the role of its colour in :data:`PALETTE`.
+        width: the width of the lines, in pixels.
+    """
     paths = [
         "M"
         + "L".join(
@@ -282,7 +329,7 @@ def polyline(
         "vector_effect": "non-scaling-stroke",
     }
     path = tag("path", d="".join(paths), stroke_linecap="round", stroke_linejoin="round", **style)
-    # the inner picture is stretched to the plot's width; its lines keep their own
+    # the inner picture is stretched to the plot's width; the width of its lines is not
     view = f"0 0 1000 {height:g}"
     return tag(
         "svg",
@@ -295,10 +342,11 @@ def polyline(
     )
 
 
-def recovery_scale(recoveries: Sequence[Recovery]) -> Scale:
-    """Time since injection, in seconds, for all recoveries of a run.
+def recovery_scale(recoveries: Sequence[Recovery]) -> AxisScale:
+    """Return the scale of the time since injection, in seconds, for all recoveries of a run.
 
-    Where redundancy or full strength come much later than the first good step, the axis changes scale between them.
+    If redundancy or full strength come much later than the first good step, the scale changes
+    between them.
     """
     knee = max(
         (span.end_s - r.injected_s for r in recoveries for span in spans_to_first_step(r)),
@@ -306,17 +354,17 @@ def recovery_scale(recoveries: Sequence[Recovery]) -> Scale:
     )
     end = max((span.end_s - r.injected_s for r in recoveries for span in r.spans), default=0.0)
     if 0 < knee * 2.5 < end:
-        return Scale(((0.0, 0.0), (knee, 60.0), (end, 100.0)))
-    return Scale.linear(0.0, end or 1e-3)
+        return AxisScale(((0.0, 0.0), (knee, 60.0), (end, 100.0)))
+    return AxisScale.linear(0.0, end or 1e-3)
 
 
-def time_axis(scale: Scale, top: float, bottom: float, width: float) -> Markup:
-    """Grid and labels of the time since injection for a plot of ``width`` pixels.
+def time_axis(scale: AxisScale, top: float, bottom: float, width: float) -> Markup:
+    """Return grid and labels of the time since injection for a plot of ``width`` pixels.
 
-    Where the axis changes its scale, a dashed line and a label say so.
+    A dashed line and a label mark a change of the scale.
     """
     parts: list[Markup] = []
-    taken = [Caption(_change_words(scale), at) for _, at in scale.knots[1:-1]]
+    taken = [Caption(_scale_change_text(scale), at) for _, at in scale.knots[1:-1]]
     for caption in taken:
         parts.append(vertical(caption.x, top, bottom + 4, "muted", stroke_dasharray="2 3"))
         parts.append(_axis_label(caption, bottom + 14))
@@ -330,28 +378,39 @@ def time_axis(scale: Scale, top: float, bottom: float, width: float) -> Markup:
     return Markup("").join(parts)
 
 
-def _change_words(scale: Scale) -> str:
+def _scale_change_text(scale: AxisScale) -> str:
+    """Return the label at a change of the scale."""
     (first, start), (knee, middle), (end, stop) = scale.knots
     change = ((end - knee) / (stop - middle)) / ((knee - first) / (middle - start))
     return f"{number(change)}× coarser →"
 
 
-def _time_caption(tick_ms: float, scale: Scale) -> Caption:
-    x = scale(tick_ms / 1e3)
-    return Caption(duration(tick_ms / 1e3), x, "start" if x < 1 else "end" if x > 97 else "middle")
+def _time_caption(tick_ms: float, scale: AxisScale) -> Caption:
+    """Return the caption of a time, which stays within the plot."""
+    left = scale(tick_ms / 1e3)
+    return Caption(
+        duration(tick_ms / 1e3), left, "start" if left < 1 else "end" if left > 97 else "middle"
+    )
 
 
 def _axis_label(caption: Caption, y: float) -> Markup:
+    """Return a caption as text below an axis."""
     return label(caption.text, caption.x, y, text_anchor=caption.anchor)
 
 
-def _step_caption(step: float, scale: Scale) -> Caption:
-    x = scale(step)
-    return Caption(f"{step:,.0f}", x, "end" if x > 97 else "middle")
+def _step_caption(step: float, scale: AxisScale) -> Caption:
+    """Return the caption of a step, which stays within the plot."""
+    left = scale(step)
+    return Caption(f"{step:,.0f}", left, "end" if left > 97 else "middle")
 
 
-def step_axis(low: float, high: float, scale: Scale, y: float, width: float) -> Markup:
-    """Ticks and labels of training steps below a plot of ``width`` pixels that ends at ``y``."""
+def step_axis(low: float, high: float, scale: AxisScale, y: float, width: float) -> Markup:
+    """Return ticks and labels of training steps below a plot, at whole steps only.
+
+    Args:
+        y: the lower end of the plot, in pixels.
+        width: the width of the plot, in pixels.
+    """
     parts: list[Markup] = []
     for tick, caption in tick_captions(low, high, lambda step: _step_caption(step, scale), width):
         if tick == int(tick):
@@ -359,8 +418,17 @@ def step_axis(low: float, high: float, scale: Scale, y: float, width: float) -> 
     return Markup("").join(parts)
 
 
-def phase_bar(span: PhaseSpan, injected_s: float, scale: Scale, y: float, height: float) -> Markup:
-    """A phase: full colour up to its reference, pale beyond, a tick at the reference itself."""
+def phase_bar(
+    span: PhaseSpan, injected_s: float, scale: AxisScale, y: float, height: float
+) -> Markup:
+    """Return the bar of a phase, with a tooltip.
+
+    It has full colour up to its reference, is pale beyond, and has a tick at the reference.
+
+    Args:
+        scale: the scale of the time since the injection, in seconds.
+        y: the upper end of the bar, in pixels.
+    """
     begin = span.start_s - injected_s
     start, stop = scale(begin), scale(begin + span.seconds)
     reference = min(scale(begin + span.reference_s), stop)
@@ -375,7 +443,10 @@ def phase_bar(span: PhaseSpan, injected_s: float, scale: Scale, y: float, height
 
 
 def interval(estimate: Estimate) -> Markup:
-    """A probability on a line from 0 to 1: pale where it may lie, a tick where it was measured."""
+    """Return a picture of a probability on a line from 0 to 1; empty if it is unknown.
+
+    The interval is pale, and a tick marks the measured value.
+    """
     if estimate.probability is None:
         return Markup("")
     words = f"{percentage(estimate.probability)}, 95 % interval {interval_words(estimate)}"
@@ -394,8 +465,11 @@ def interval(estimate: Estimate) -> Markup:
     )
 
 
-def timeline(recovery: Recovery, scale: Scale) -> Markup:
-    """One recovery as one row of phase bars over its time axis; a bar that is wide enough bears its name."""
+def timeline(recovery: Recovery, scale: AxisScale) -> Markup:
+    """Return a recovery as a row of phase bars over its time axis.
+
+    Wide bars bear the name of the phase.
+    """
     bars = [phase_bar(span, recovery.injected_s, scale, 5, 20) for span in recovery.spans]
     names = [_name_inside(span, recovery.injected_s, scale) for span in recovery.spans]
     text = (
@@ -407,8 +481,8 @@ def timeline(recovery: Recovery, scale: Scale) -> Markup:
     return tag("svg", axis, *bars, *names, aria_label=f"Recovery timeline: {text}", **attributes)
 
 
-def _name_inside(span: PhaseSpan, injected_s: float, scale: Scale) -> Markup:
-    """The name of a phase inside its bar, where the bar is wide enough."""
+def _name_inside(span: PhaseSpan, injected_s: float, scale: AxisScale) -> Markup:
+    """Return the name of a phase inside its bar; empty if the bar is too narrow."""
     begin = span.start_s - injected_s
     start = scale(begin)
     room = (scale(begin + min(span.reference_s, span.seconds)) - start) / 100
@@ -426,38 +500,41 @@ def _name_inside(span: PhaseSpan, injected_s: float, scale: Scale) -> Markup:
 
 
 def render_timeline_svg(recovery: Recovery) -> str:
-    """One recovery as a picture of its own, for a light background: a row a phase, with durations and references."""
+    """Return a recovery as the text of a separate SVG file, with a row for each phase."""
     scale = recovery_scale([recovery])
     rows = 26 * len(recovery.spans)
-    full = duration(recovery.full_strength_seconds, "never")
-    words = f"first good step {duration(recovery.seconds)}, full strength {full}"
-    room = int((_FRAME - 56 - 7.2 * len(words)) / 8.7)  # characters left of the words
+    full_strength = duration(recovery.full_strength_seconds, "never")
+    durations = f"first good step {duration(recovery.seconds)}, full strength {full_strength}"
+    cause_length = int((_FRAME - 56 - 7.2 * len(durations)) / 8.7)  # characters left of the words
     bars = (
         phase_bar(span, recovery.injected_s, scale, 7 + 26 * row, 12)
         for row, span in enumerate(recovery.spans)
     )
-    place = {"x": 156, "y": 52, "width": 410, "height": rows + 20, "overflow": "visible"}
+    plot = {"x": 156, "y": 52, "width": 410, "height": rows + 20, "overflow": "visible"}
     return picture(
         _FRAME,
         rows + 88,
-        f"{recovery.cause}: {words}",
+        f"{recovery.cause}: {durations}",
         tag(
             "text",
-            shorten(recovery.cause, room, placeholder=" …"),
+            shorten(recovery.cause, cause_length, placeholder=" …"),
             x=20,
             y=32,
             font_size=15,
             font_weight=600,
             fill=colour("ink"),
         ),
-        tag("text", words, x=940, y=32, font_size=13, text_anchor="end", fill=colour("muted")),
-        tag("svg", time_axis(scale, 0, rows + 4, 410), *bars, **place),
-        *_timeline_words(recovery.spans),
+        tag("text", durations, x=940, y=32, font_size=13, text_anchor="end", fill=colour("muted")),
+        tag("svg", time_axis(scale, 0, rows + 4, 410), *bars, **plot),
+        *_timeline_texts(recovery.spans),
     )
 
 
 def picture(width: int, height: int, title: str, *content: str) -> str:
-    """A picture that stands alone, for a light background: a frame with ``content``, in pixels."""
+    """Return the text of a separate SVG file, for a light background.
+
+    It is a frame of the given size in pixels, which contains ``content``.
+    """
     size = {
         "viewBox": f"0 0 {width} {height}",
         "width": width,
@@ -482,17 +559,18 @@ def picture(width: int, height: int, title: str, *content: str) -> str:
     return _VARIABLE.sub(r"\1", drawn)
 
 
-def _timeline_words(spans: Sequence[PhaseSpan]) -> Iterator[Markup]:
+def _timeline_texts(spans: Sequence[PhaseSpan]) -> Iterator[Markup]:
+    """Yield the names, durations and references of phases beside their bars."""
     for row, span in enumerate(spans):
         y = 52 + 17 + 26 * row
-        took, reference = with_reference(span).rstrip(")").split(" (")
+        seconds, reference = with_reference(span).rstrip(")").split(" (")
         reason = shorten(f"{reference}: {span.reference}", 48, placeholder=" …")
         yield tag(
             "text", span.name, x=144, y=y, font_size=12, text_anchor="end", fill=colour("ink")
         )
         yield tag(
             "text",
-            took,
+            seconds,
             x=642,
             y=y,
             font_size=13,

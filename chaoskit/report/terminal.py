@@ -1,4 +1,7 @@
-"""The terminal of every command: it prints text of a job literally, without markup and escape codes."""
+"""Terminal of all commands. It prints text of a job literally, without markup and escape codes.
+
+-> plaintext.py: ``printable``, which escapes. cli/output.py opens it for commands.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from chaoskit.plaintext import printable
 
 
 class Terminal(Console):
-    """A console that takes text as it is: no markup, no emoji codes, and control characters as escapes.
+    """A console that prints text as it is, without markup and emoji codes.
 
-    Styles are given as ``rich.text.Text`` only.
+    Control characters are printed as escapes. Styles are given as ``rich.text.Text`` only.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -23,6 +26,9 @@ class Terminal(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Every piece of a renderable passes here, those of a live view, too."""
+        """Yield the segments of a renderable with printable text.
+
+        Live views are rendered here, too.
+        """
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))

@@ -1,4 +1,7 @@
-"""Where the time of a run went, for people: a table for terminals, and the sentences that every face shares."""
+"""Time account of a run for reports: a table for terminals, and sentences for all reports.
+
+-> runlog/account/time_account.py: the account and its formulas. report/words.py: explanations.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _PER_PRODUCTIVE = "per productive hour: MTTF / (MTTF + MTTR); failures alone cou
 
 
 def ratios(account: TimeAccount) -> list[tuple[str, str, str]]:
-    """Name, value and convention of each ratio."""
+    """Return the name, the formatted value and the convention of each ratio."""
     return [
         ("goodput", share(account.goodput), "productive / wall time"),
         ("ETTR", share(account.ettr_wall), _PER_WALL),
@@ -24,15 +27,18 @@ def ratios(account: TimeAccount) -> list[tuple[str, str, str]]:
 
 
 def lost_sentence(account: TimeAccount) -> str:
-    """``lost: start-up 1.8 s, ended 220 ms``; the largest first."""
-    causes = sorted(account.lost_s.items(), key=lambda item: -item[1])
+    """Return the lost time by cause, the largest first.
+
+    An example: ``lost: start-up 1.8 s, ended 220 ms``.
+    """
+    causes = sorted(account.lost_s.items(), key=lambda cause_seconds: -cause_seconds[1])
     return "lost: " + (
         ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes) or "nothing"
     )
 
 
 def failures_sentence(account: TimeAccount) -> str:
-    """How often, how dear, how far apart; "" without a failure."""
+    """Return a sentence about the number of failures, MTTR and MTTF; "" without a failure."""
     if not account.failures:
         return ""
     mttr, mttf = duration(account.mean_recovery_s), duration(account.mean_between_failures_s)
@@ -40,15 +46,15 @@ def failures_sentence(account: TimeAccount) -> str:
 
 
 def degraded_sentence(account: TimeAccount) -> str:
-    """How long the world was too small; "" if it never was."""
+    """Return a sentence about the time with fewer ranks than the full world; "" without any."""
     if not account.degraded_s:
         return ""
-    much = f"{duration(account.degraded_s)} with fewer ranks than the full world"
-    return f"degraded: {much}, {share(account.degraded_share)} of productive time"
+    duration_text = f"{duration(account.degraded_s)} with fewer ranks than the full world"
+    return f"degraded: {duration_text}, {share(account.degraded_share)} of productive time"
 
 
 def render_account(account: TimeAccount) -> RenderableType:
-    """The parts as bars, then ratios and causes."""
+    """Return the parts of the time as bars, followed by ratios and causes."""
     lines = [Text(f"where the time went: {duration(account.wall_s)}")]
     for name, seconds in account.parts():
         if seconds:
@@ -61,8 +67,8 @@ def render_account(account: TimeAccount) -> RenderableType:
                 )
             )
     lines += [
-        Text.assemble(f"  {name:<17}  ", (f"{value:>8}", "bold"), (f"  {convention}", "dim"))
-        for name, value, convention in ratios(account)
+        Text.assemble(f"  {name:<17}  ", (f"{text:>8}", "bold"), (f"  {convention}", "dim"))
+        for name, text, convention in ratios(account)
     ]
     sentences = [lost_sentence(account), failures_sentence(account), degraded_sentence(account)]
     return Group(*lines, *(Text(f"  {sentence}") for sentence in sentences if sentence))

@@ -1,4 +1,7 @@
-"""Explanations of the words that a report shows: one sentence for each, printed beside the word."""
+"""Explanations of the words in reports: a sentence for each, printed beside the word.
+
+-> report/page.html.j2 and nightly/night.html.j2 print them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ OVERVIEW: Mapping[str, str] = {
 
 #: Columns of the recovery probability.
 PROBABILITY: Mapping[str, str] = {
-    "recovered": "runs that trained on after every fault, of the runs with a fault",
+    "recovered": "runs in which training went on after every fault, of the runs with a fault",
     "95 % interval": "the Wilson score interval, in which the true probability lies in 95 of 100 such experiments",
     "p50, p95, worst": "time to the first good step that half of the recoveries, 95 % or all of them did not exceed",
     "failed": "runs that failed, or whose test failed, including runs that recovered",
@@ -23,14 +26,14 @@ PROBABILITY: Mapping[str, str] = {
 
 #: Facts about a run whose name does not say what they are.
 FACTS: Mapping[str, str] = {
-    "stack": "the software that trains: chaoskit's runtime, or a command of any other",
-    "substrate": "the place that nodes come from: processes, network namespaces, containers or pods",
-    "reduction": "the way to sum gradients: exact has the same bits at every world size, fast has not",
-    "seed": "the number that all random choices of the run come from",
+    "stack": "the software that trains: the runtime of chaoskit, or any command",
+    "substrate": "the form of the nodes: processes, network namespaces, containers or pods",
+    "reduction": "the sum of gradients: exact has the same bits at every world size, fast has not",
+    "seed": "the seed of all random choices of the run",
     "session": "the name of the pytest session that made the run",
-    "false alarms": "ranks that were replaced though nothing was injected into them",
+    "false alarms": "ranks that were replaced although no fault was injected into them",
     "copies in memory": "work that is repeated if all ranks end before the next copy of the state",
-    "hang limits": "time in one phase of a step after which a rank is taken for hung",
+    "hang limits": "time in one phase of a step after which a rank is considered hung",
     "weights": "SHA-256 of the final weights; the twin is the same training without a fault",
 }
 
@@ -72,18 +75,18 @@ CAUSES: Mapping[str, str] = {
     "exited": "a process ended",
     "raised": "the code of the job raised an exception",
     "hung": "a rank made no progress",
-    "log rule": "a rule for log lines gave up a rank",
+    "log rule": "a log rule matched the output of a rank, which was replaced",
     "stopped": "a process was suspended",
     "slow": "a rank was slower than the policy allows",
     "node lost": "a node fell silent or ended",
     "unreachable": "a node could not reach the others",
-    "evicted": "a node was told to leave",
+    "evicted": "a node did not leave in time, and was removed",
     "unfit": "a node failed a health check",
     "nonfinite": "a rank computed a value that is not finite",
     "corrupt": "data of a rank had other bits than they should",
     "differs": "a rank computed another result than its peers",
     "planned resize": "the number of ranks was changed on request",
-    "unexplained": "the ranks regrouped and no record says why",
+    "unexplained": "the ranks regrouped, and the journals do not contain the reason",
     "checkpoint": "steps waited until a copy of the state was complete",
     "waiting for nodes": PARTS["waiting for nodes"],
     "start-up": PARTS["start-up"],
@@ -150,7 +153,10 @@ NIGHT: Mapping[str, str] = {
 
 
 def cause(name: str) -> str:
-    """Return the sentence for a cause of lost time, which may be that of a false alarm."""
+    """Return the sentence for a cause of lost time, which may be inside ``false alarm (...)``.
+
+    It is "" for an unknown cause.
+    """
     if name.startswith("false alarm (") and name.endswith(")"):
         return f"a rank was replaced without a fault: {cause(name[len('false alarm (') : -1])}"
     return CAUSES.get(name, "")

@@ -1,9 +1,9 @@
-"""Log rules: what a job's log must show, and what is to be done when it does not."""
+"""Log rules: expectations on the log of a job, and actions for lines that break them."""
 
 from __future__ import annotations
 
 from chaoskit.logrule import LogRule
-from chaoskit.rules.engine import Fired, RuleVerdict, Watch
+from chaoskit.rules.engine import Fired, RuleVerdict, RuleWatch
 from chaoskit.rules.replay import Replay, check_log_rules, replay_log
 from chaoskit.rules.rules import load_rules, parse_rules, read_rules
 
@@ -12,7 +12,7 @@ __all__ = [
     "LogRule",
     "Replay",
     "RuleVerdict",
-    "Watch",
+    "RuleWatch",
     "check_log_rules",
     "load_rules",
     "parse_rules",

@@ -1,4 +1,8 @@
-"""How much CPU time a pattern may take for one line: one that backtracks without end must harm nobody."""
+"""Limits of the CPU time of a pattern for a line, so that endless backtracking harms no process.
+
+-> ``rules/engine.py``: a rule whose pattern is too slow is switched off. ``rules/patterns.py``
+(``nests_repeats``): the warning before.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +12,37 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-#: What no honest pattern needs for a line of 4096 characters: a thousand times what a usual one takes.
+#: Limit for a line of 4096 characters: a thousand times the time of a usual pattern.
 LINE_BUDGET_S = 0.1
 #: Longer lines are cut.
 LINE_CHARS_MAX = 4096
 
 
-class TooSlow(Exception):
+class PatternTooSlow(Exception):
     """A pattern has used up its budget for a line."""
 
 
 class Budget:
-    """Matches patterns, each within its budget of CPU time; a context manager, of the main thread.
+    """Matcher of patterns with a budget of CPU time each; a context manager, of the main thread.
 
-    The matcher looks for signals now and then, so a timer of the kernel can interrupt it. It counts what the process
-    itself computes: a busy machine makes no pattern slow. In another thread nobody can interrupt it, and there is no
-    limit.
+    The matcher looks for signals now and then, so a timer of the kernel can interrupt it. The timer
+    counts the CPU time of the process, so a busy machine makes no pattern slow. There is no limit
+    outside a ``with``, nor in other threads, which cannot be interrupted.
 
     Args:
-        line_s: for one pattern on one line.
+        line_s: CPU time for one pattern on one line, in seconds.
     """
 
     def __init__(self, line_s: float = LINE_BUDGET_S) -> None:
         self.line_s = line_s
-        self._matches = False
-        self._limited = False
-        self._before: Any = None
+        self._is_matching = False
+        self._is_limited = False
+        self._previous_handler: Any = None
 
     def __enter__(self) -> Budget:
-        self._limited = threading.current_thread() is threading.main_thread()
-        if self._limited:
-            self._before = signal.signal(signal.SIGVTALRM, self._interrupt)
+        self._is_limited = threading.current_thread() is threading.main_thread()
+        if self._is_limited:
+            self._previous_handler = signal.signal(signal.SIGVTALRM, self._interrupt)
         return self
 
     def __exit__(
@@ -47,29 +51,29 @@ class Budget:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._limited:
+        if self._is_limited:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            signal.signal(signal.SIGVTALRM, self._before)
+            signal.signal(signal.SIGVTALRM, self._previous_handler)
 
     def match(self, pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-        """As ``pattern.match(line)``.
+        """Return ``pattern.match(line)``.
 
         Raises:
-            TooSlow: if that takes too long.
+            PatternTooSlow: if the match takes too long.
         """
-        if not self._limited:
+        if not self._is_limited:
             return pattern.match(line)
         signal.setitimer(signal.ITIMER_VIRTUAL, self.line_s)
         try:
-            self._matches = True
+            self._is_matching = True
             return pattern.match(line)
         finally:
-            self._matches = False
+            self._is_matching = False
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._matches:  # else it went off right after the match that it was set for
-            raise TooSlow
+        if self._is_matching:  # otherwise the match ended just before the timer
+            raise PatternTooSlow
 
 
-#: Of whoever can do without, as it matches in a process of its own.
+#: Budget without a limit, for a process that does nothing but match.
 UNLIMITED = Budget()

@@ -1,4 +1,9 @@
-"""One rule watching one log: a pure state machine."""
+"""Watch of one rule over one log: a pure state machine.
+
+-> ``logs/watcher.py`` feeds it the log of a rank. ``coordinator/handlers/on_rule_fired.py`` and
+``coordinator/detectors/rulings.py``: which action is carried out. ``logrule.py``: the fields of a
+rule.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from enum import StrEnum
 from typing import Final
 
 from chaoskit.logrule import Action, LogRule
-from chaoskit.rules.budget import LINE_CHARS_MAX, UNLIMITED, Budget, TooSlow
+from chaoskit.rules.budget import LINE_CHARS_MAX, UNLIMITED, Budget, PatternTooSlow
 from chaoskit.rules.patterns import non_finite, outer_groups
 
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -25,7 +30,11 @@ _SIGNS: Final = {"gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "eq": "=="}
 
 
 class RuleVerdict(StrEnum):
-    """What a rule says. All but ``stopped`` ask for the rule's action; ``switched-off`` is only told of."""
+    """Verdict of a rule.
+
+    ``stopped`` asks for no action and ``switched-off`` for an alert; all others ask for the action
+    of the rule.
+    """
 
     SLOW = "slow"
     HANGING = "hanging"
@@ -37,14 +46,17 @@ class RuleVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class Fired:
-    """A verdict.
+    """Verdict of a rule at a time.
 
     Args:
         rule: name of the rule.
-        time_s: when it became true, on the clock of the lines.
-        reason: in words, with the numbers.
-        value: the metric as it was printed, or the seconds without a match; "" where there is none.
-        limit: what the rule allows.
+        verdict: kind of the verdict.
+        time_s: time at which it became true, on the clock of the lines.
+        action: action of the rule; ``alert`` if it was switched off. For ``stopped`` it is not
+            carried out.
+        reason: reason in words, with the numbers.
+        value: the metric as it was printed, or the seconds without a match; "" if there is neither.
+        limit: limit of the rule for the value; None if it has none.
     """
 
     rule: str
@@ -58,14 +70,15 @@ class Fired:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a rule sees in a line.
+    """Result of matching a rule against a line.
 
     Args:
         matched: the line is one of those that the rule waits for.
-        value: the metric in it; None if the rule captures none, NaN if what is captured is no number.
-        text: what is captured.
+        value: the metric in it; None if the rule captures none. A text that is no number is NaN if
+            the rule has a threshold, and None otherwise.
+        text: the captured text; "" if there is none.
         stops: the line ends the watch.
-        slow: nobody knows: to match the line takes too long.
+        slow: matching took too long, so nothing is known of the line.
     """
 
     matched: bool = False
@@ -76,52 +89,63 @@ class Reading:
 
 
 class Matcher:
-    """Reads lines for a rule, of each its first 4096 characters.
+    """Matcher of a rule against the first 4096 characters of each line.
 
     Args:
-        budget: what a pattern may take for a line.
+        budget: limit of the CPU time of a pattern for a line.
     """
 
     def __init__(self, rule: LogRule, budget: Budget = UNLIMITED) -> None:
         self._budget = budget
         self._pattern = re.compile(rule.pattern)
         self._non_finite = non_finite(rule.pattern)
-        self._captures = len(outer_groups(rule.pattern)) == 1
+        self._captures_metric = len(outer_groups(rule.pattern)) == 1
         self._stop = re.compile(rule.stop_pattern) if rule.stop_pattern else None
-        self._measures = rule.threshold is not None
+        self._has_threshold = rule.threshold is not None
 
     def read(self, line: str) -> Reading:
-        """What the rule sees in ``line``, from its start."""
+        """Return the reading of a line, which is matched from its start.
+
+        If a pattern takes too long, the reading is ``slow`` and says nothing else.
+        """
         try:
             return self._read(line[:LINE_CHARS_MAX])
-        except TooSlow:
+        except PatternTooSlow:
             return Reading(slow=True)
 
     def _read(self, line: str) -> Reading:
-        match_ = self._budget.match
-        stops = self._stop is not None and match_(self._stop, line) is not None
-        match = match_(self._pattern, line) or (self._non_finite and match_(self._non_finite, line))
+        budget_match = self._budget.match
+        stops = self._stop is not None and budget_match(self._stop, line) is not None
+        match = budget_match(self._pattern, line) or (
+            self._non_finite and budget_match(self._non_finite, line)
+        )
         if not match:
             return Reading(stops=stops)
-        text = match[1] if self._captures else None
-        return Reading(True, self._value(text), text or "", stops)
+        text = match[1] if self._captures_metric else None
+        return Reading(True, self._number(text), text or "", stops)
 
-    def _value(self, text: str | None) -> float | None:
+    def _number(self, text: str | None) -> float | None:
+        """Return the metric in the captured text; see :attr:`Reading.value`."""
         if text is None:
             return None
         try:
             return float(text)
         except ValueError:
-            return (
-                math.nan if self._measures else None
-            )  # without a threshold any text may be captured
+            return math.nan if self._has_threshold else None  # other rules may capture text
 
 
-class Watch:
-    """Says once per episode that a rule fires: again only after what was wrong had been right in between.
+class RuleWatch:
+    """Watch that fires once per episode: again only after the condition had ended in between.
 
-    Time is whatever clock the caller uses, and never runs backwards: an earlier time counts as the latest one. With a
-    line that takes longer than ``budget`` allows, the watch is over.
+    Time is that of the caller's clock, and never runs backwards: an earlier time counts as the
+    latest one. The watch ends with a line that matches the stop pattern, or takes longer than
+    ``budget`` allows.
+
+    Args:
+        start_s: time at which the wait for the first match begins.
+
+    Attributes:
+        stopped: True once the watch has ended: no verdict follows.
     """
 
     def __init__(self, rule: LogRule, start_s: float, budget: Budget = UNLIMITED) -> None:
@@ -133,43 +157,49 @@ class Watch:
         self._deadline_s = (
             math.inf if rule.start_cutoff_s is None else start_s + rule.start_cutoff_s
         )
-        self._waits_s = rule.start_cutoff_s
-        self._bad_in_row = 0
+        self._wait_s = rule.start_cutoff_s
+        self._bad_in_a_row = 0
         self._matched = self._not_a_number = self._faulted = False
 
     @property
     def matched(self) -> bool:
-        """Whether a line has matched since the watch began."""
+        """True if a line has matched since the watch began."""
         return self._matched
 
     @property
     def ongoing(self) -> bool:
-        """Whether the last metric was one of an episode that was told of: NaN, or bad often enough."""
-        return self._not_a_number or self._bad_in_row >= self.rule.data_points
+        """True if the last metric belongs to a reported episode: NaN, or bad often enough."""
+        return self._not_a_number or self._bad_in_a_row >= self.rule.data_points
 
     @property
     def deadline_s(self) -> float:
-        """After this moment the rule says ``hanging``, unless a match comes; infinity for never."""
+        """The time after which the rule fires ``hanging`` without a match; infinity for never."""
         return self._deadline_s
 
     def restart(self, time_s: float) -> None:
-        """What was watched was interrupted, and begins anew: the wait for the next match, and every episode."""
+        """Begin the wait for a match and every episode anew, after an interruption of the job.
+
+        A watch that has ended stays so.
+        """
         self._now_s = max(self._now_s, time_s)
         if not self.stopped:
-            self._deadline_s = math.inf if self._waits_s is None else self._now_s + self._waits_s
-        self._bad_in_row = 0
+            self._deadline_s = math.inf if self._wait_s is None else self._now_s + self._wait_s
+        self._bad_in_a_row = 0
         self._not_a_number = self._faulted = False
 
     def feed(self, time_s: float, line: str) -> list[Fired]:
-        """A line was logged. Returns the verdicts that are new, in the order of their times."""
+        """Match a line, and return the verdicts that are new, in the order of their times.
+
+        A watch that has ended returns none.
+        """
         return self.take(time_s, self.matcher.read(line))
 
     def tick(self, time_s: float) -> list[Fired]:
-        """Time went on, and nothing was logged."""
+        """Advance the time without a line. Return the verdicts that are new."""
         return self.take(time_s, Reading())
 
     def take(self, time_s: float, reading: Reading) -> list[Fired]:
-        """As :meth:`feed`, of a line that was read before."""
+        """Return the new verdicts for the reading of a line; see :meth:`feed`."""
         if self.stopped:
             return []
         self._now_s = max(self._now_s, time_s)
@@ -191,30 +221,33 @@ class Watch:
         return fired
 
     def switch_off(self) -> None:
-        """The rule is watched no more."""
+        """End the watch: no verdict follows, and no wait goes on."""
         self.stopped, self._deadline_s = True, math.inf
-        self._bad_in_row, self._not_a_number = 0, False
+        self._bad_in_a_row, self._not_a_number = 0, False
 
     def _silence(self) -> list[Fired]:
+        """Return ``hanging`` if the wait for a match is over, once for each wait."""
         if not self._now_s > self._deadline_s:
             return []
-        waited = f"{self._waits_s:g}"
+        waited = f"{self._wait_s:g}"
         reason = f"no match for {waited} s"
-        found = self._fire(
-            RuleVerdict.HANGING, reason, waited, self._waits_s, time_s=self._deadline_s
+        hanging = self._fire(
+            RuleVerdict.HANGING, reason, waited, self._wait_s, time_s=self._deadline_s
         )
         self._deadline_s = math.inf
-        return [found]
+        return [hanging]
 
     def _rearm(self) -> None:
+        """Begin the wait for the next match."""
         self._matched = True
-        self._waits_s = self.rule.frequency_s
-        self._deadline_s = math.inf if self._waits_s is None else self._now_s + self._waits_s
+        self._wait_s = self.rule.frequency_s
+        self._deadline_s = math.inf if self._wait_s is None else self._now_s + self._wait_s
 
     def _judge(self, value: float, text: str) -> list[Fired]:
+        """Return the verdict on a metric, at the beginning of an episode only."""
         was_not_a_number, self._not_a_number = self._not_a_number, not math.isfinite(value)
         if self._not_a_number:
-            self._bad_in_row = 0
+            self._bad_in_a_row = 0
             if was_not_a_number:
                 return []
             return [
@@ -225,10 +258,10 @@ class Watch:
         rule = self.rule
         if rule.threshold is None or rule.operator is None:
             return []
-        self._bad_in_row = (
-            self._bad_in_row + 1 if _COMPARE[rule.operator](value, rule.threshold) else 0
+        self._bad_in_a_row = (
+            self._bad_in_a_row + 1 if _COMPARE[rule.operator](value, rule.threshold) else 0
         )
-        if self._bad_in_row != rule.data_points:
+        if self._bad_in_a_row != rule.data_points:
             return []
         times = f", {rule.data_points} times in a row" if rule.data_points > 1 else ""
         reason = f"{value:g} {_SIGNS[rule.operator]} {rule.threshold:g}{times}"
@@ -243,6 +276,7 @@ class Watch:
         *,
         time_s: float | None = None,
     ) -> Fired:
+        """Return a verdict at a time; None for the present one."""
         at_s = self._now_s if time_s is None else time_s
         action: Action = "alert" if verdict == RuleVerdict.SWITCHED_OFF else self.rule.action
         return Fired(self.rule.name, verdict, at_s, action, reason, value, limit)

@@ -1,4 +1,7 @@
-"""The regular expressions of rules: which group holds the number, and the same expression for NaN and infinity."""
+"""Regular expressions of rules: the group with the number, and the pattern for NaN and infinity.
+
+-> ``rules/engine.py`` matches them. ``rules/rules.py``: which patterns are refused.
+"""
 
 from __future__ import annotations
 
@@ -10,49 +13,55 @@ from typing import Any, NamedTuple
 _NON_FINITE = r"((?<!\w)[+-]?(?i:nan|inf(?:inity)?)(?!\w))"
 
 
-class Group(NamedTuple):
-    """A capturing group: its place in the pattern, parentheses included."""
+class PatternGroup(NamedTuple):
+    """Capturing group: its place in the pattern, with the parentheses; ``end`` is behind them."""
 
     start: int
     end: int
 
 
-def outer_groups(pattern: str) -> list[Group]:
-    """The capturing groups that lie in no other one, from left to right."""
-    found: list[Group] = []
-    opened: list[tuple[int, bool]] = []
-    place = 0
-    while place < len(pattern):
-        letter = pattern[place]
+def outer_groups(pattern: str) -> list[PatternGroup]:
+    """Return the capturing groups that lie in no other one, from left to right."""
+    groups: list[PatternGroup] = []
+    open_groups: list[tuple[int, bool]] = []
+    position = 0
+    while position < len(pattern):
+        letter = pattern[position]
         if letter == "\\":
-            place += 1
+            position += 1
         elif letter == "[":
-            place = _end_of_class(pattern, place)
+            position = _end_of_class(pattern, position)
         elif letter == "(":
-            captures = not pattern.startswith("(?", place) or pattern.startswith("(?P<", place)
-            opened.append((place, captures))
-        elif letter == ")" and opened:
-            start, captures = opened.pop()
-            if captures and not any(outer for _, outer in opened):
-                found.append(Group(start, place + 1))
-        place += 1
-    return found
+            captures = not pattern.startswith("(?", position) or pattern.startswith(
+                "(?P<", position
+            )
+            open_groups.append((position, captures))
+        elif letter == ")" and open_groups:
+            start, captures = open_groups.pop()
+            if captures and not any(outer for _, outer in open_groups):
+                groups.append(PatternGroup(start, position + 1))
+        position += 1
+    return groups
 
 
 def _end_of_class(pattern: str, start: int) -> int:
-    """The place of the ``]`` that ends the class; one that comes first in it stands for itself."""
-    place = start + 1
-    place += pattern.startswith("^", place)
-    place += pattern.startswith("]", place)
-    while place < len(pattern) and pattern[place] != "]":
-        place += 2 if pattern[place] == "\\" else 1
-    return place
+    """Return the position of the ``]`` that ends the class.
+
+    A ``]`` that comes first in the class stands for itself.
+    """
+    position = start + 1
+    position += pattern.startswith("^", position)
+    position += pattern.startswith("]", position)
+    while position < len(pattern) and pattern[position] != "]":
+        position += 2 if pattern[position] == "\\" else 1
+    return position
 
 
 def non_finite(pattern: str) -> re.Pattern[str] | None:
-    """The same pattern with NaN or an infinity where its number stands; None if it captures no single number.
+    """Return the pattern with NaN or an infinity in place of its number.
 
-    ``loss: (\\d+)`` says nothing about ``loss: nan``. With this a rule knows the line all the same.
+    Return None if it captures no single number, or refers back to the group of the number.
+    ``loss: (\\d+)`` does not match ``loss: nan``: with this a rule matches the line all the same.
     """
     groups = outer_groups(pattern)
     if len(groups) != 1:
@@ -65,55 +74,55 @@ def non_finite(pattern: str) -> re.Pattern[str] | None:
 
 
 def nests_repeats(pattern: str) -> bool:
-    """Whether something is repeated without a limit that is itself nothing but such a repeat, as in ``(a+)+``.
+    """Return True if a repeat without a limit consists of such a repeat, as in ``(a+)+``.
 
-    On a line that does not match in the end, the ways to divide it between the two double with every character. Other
-    patterns can be as slow, such as ``(.*,)*``: this finds the plainest kind, and nothing that is well.
+    For a line that does not match in the end, each character doubles the ways to divide it between
+    the two. Other patterns can be as slow, such as ``(.*,)*``: this finds only the plainest kind,
+    and no harmless pattern. Raises re.error if the pattern is invalid.
     """
-    parser: Any = importlib.import_module(
-        "re._parser"
-    )  # of the standard library, which has no public one
+    parser: Any = importlib.import_module("re._parser")  # the standard library has no public parser
     return any(
         _is_nested(body, parser.MAXREPEAT)
-        for body in _endless(parser.parse(pattern), parser.MAXREPEAT)
+        for body in _unlimited_bodies(parser.parse(pattern), parser.MAXREPEAT)
     )
 
 
-def _endless(parsed: Any, most: Any) -> Iterator[Any]:
-    """What is repeated without a limit, at any depth."""
+def _unlimited_bodies(parsed: Any, unlimited: Any) -> Iterator[Any]:
+    """Yield the bodies that are repeated without a limit, at any depth."""
     for kind, content in parsed:
-        if str(kind) in ("MAX_REPEAT", "MIN_REPEAT") and content[1] == most:
+        if str(kind) in ("MAX_REPEAT", "MIN_REPEAT") and content[1] == unlimited:
             yield content[2]
         for inner in _inside(content):
-            yield from _endless(inner, most)
+            yield from _unlimited_bodies(inner, unlimited)
 
 
-def _is_nested(body: Any, most: Any) -> bool:
-    """Whether ``body`` can be a single repeat without a limit, all else in it being empty."""
-    needed = [one for one in body if _least(body, one)]
-    if len(needed) > 1:
+def _is_nested(body: Any, unlimited: Any) -> bool:
+    """Return True if ``body`` can be a single unlimited repeat, all else in it being empty."""
+    nonempty_parts = [part for part in body if _takes_characters(body, part)]
+    if len(nonempty_parts) > 1:
         return False
     return any(
-        _repeats(kind, content, most)
-        or (str(kind) == "SUBPATTERN" and _is_nested(content[-1], most))
-        for kind, content in needed or body
+        _repeats(kind, content, unlimited)
+        or (str(kind) == "SUBPATTERN" and _is_nested(content[-1], unlimited))
+        for kind, content in nonempty_parts or body
     )
 
 
-def _repeats(kind: Any, content: Any, most: Any) -> bool:
-    return str(kind) in ("MAX_REPEAT", "MIN_REPEAT") and content[1] == most
+def _repeats(kind: Any, content: Any, unlimited: Any) -> bool:
+    """Return True if a part of a pattern is a repeat without a limit."""
+    return str(kind) in ("MAX_REPEAT", "MIN_REPEAT") and content[1] == unlimited
 
 
-def _least(body: Any, one: Any) -> bool:
-    """Whether this part of ``body`` takes a character at least."""
-    parts = type(body)(body.state, [one])
+def _takes_characters(body: Any, part: Any) -> bool:
+    """Return True if this part of ``body`` takes at least one character."""
+    parts = type(body)(body.state, [part])
     return bool(parts.getwidth()[0])
 
 
 def _inside(content: Any) -> Iterator[Any]:
-    """Patterns within a part of a pattern."""
-    for one in content if isinstance(content, (tuple, list)) else ():
-        if hasattr(one, "getwidth"):
-            yield one
-        elif isinstance(one, (tuple, list)):
-            yield from _inside(one)
+    """Yield the patterns within a part of a pattern."""
+    for part in content if isinstance(content, (tuple, list)) else ():
+        if hasattr(part, "getwidth"):
+            yield part
+        elif isinstance(part, (tuple, list)):
+            yield from _inside(part)

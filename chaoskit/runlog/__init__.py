@@ -1,1 +1,1 @@
-"""What the records of a run say: its history, faults, recoveries and findings."""
+"""Readers of a run's records: its history, faults, recoveries and findings."""

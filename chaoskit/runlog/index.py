@@ -1,4 +1,6 @@
-"""The records of a run by event, and by time within it: what a judge asks for each loss must not read all of them."""
+"""Index of a run's records by event and time, so that a judge need not scan all of them for each
+loss.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ def _time(record: Record) -> int:
 
 
 class Index:
-    """Records that are sorted by time."""
+    """Records by event and by time.
+
+    Args:
+        records: the records, which must be sorted by time.
+    """
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._by_event: dict[str, list[Record]] = defaultdict(list)
@@ -25,21 +31,24 @@ class Index:
                 self._by_generation[record.event, generation].append(record)
 
     def of(self, *events: str) -> list[Record]:
-        """The records of these events, by time."""
-        found = [record for event in events for record in self._by_event.get(event, ())]
-        return found if len(events) == 1 else sorted(found, key=_time)
+        """Return the records of these events, by time."""
+        records = [record for event in events for record in self._by_event.get(event, ())]
+        return records if len(events) == 1 else sorted(records, key=_time)
 
     def since(self, event: str, t_ns: int) -> Iterator[Record]:
-        """The records of ``event`` that are not before ``t_ns``, by time."""
-        found = self._by_event.get(event, [])
-        return (found[place] for place in range(bisect_left(found, t_ns, key=_time), len(found)))
+        """Return an iterator over the records of ``event`` at or after ``t_ns``, by time."""
+        records = self._by_event.get(event, [])
+        return (
+            records[position]
+            for position in range(bisect_left(records, t_ns, key=_time), len(records))
+        )
 
     def first(
-        self, event: str, t_ns: int = 0, wanted: Callable[[Record], bool] = lambda record: True
+        self, event: str, t_ns: int = 0, is_match: Callable[[Record], bool] = lambda record: True
     ) -> Record | None:
-        """The first record of ``event`` that is not before ``t_ns``, and is ``wanted``."""
-        return next((record for record in self.since(event, t_ns) if wanted(record)), None)
+        """Return the first record of ``event`` at or after ``t_ns`` that is a match, or None."""
+        return next((record for record in self.since(event, t_ns) if is_match(record)), None)
 
     def in_generation(self, event: str, generation: int) -> list[Record]:
-        """The records of ``event`` of one membership, by time."""
+        """Return the records of ``event`` in one membership, by time."""
         return self._by_generation.get((event, generation), [])

@@ -1,8 +1,14 @@
-"""What one experiment showed: plain data, written as ``outcome.json`` and read by reports.
+"""The outcome of one experiment: plain data, written as ``outcome.json`` and read by reports.
 
-Functions that raise for a test set ``__tracebackhide__``: pytest then shows the line of the test.
+Functions that raise for a test set ``__tracebackhide__``, so that pytest shows the line of the
+test.
 
-Times named ``*_s`` are seconds since the start of the run on the monotonic clock, unless the name says a duration.
+Times named ``*_s`` are seconds since the start of the run on the monotonic clock, unless the name
+says a duration.
+
+-> experiment/judge/judge.py and experiment/judge/command_judge.py compute all of it.
+experiment/run/recovery_timeline.py: how the time of a recovery is measured. history/record.py: the
+part that is kept for later sessions.
 """
 
 from __future__ import annotations
@@ -18,13 +24,17 @@ from chaoskit.runlog.account.time_account import TimeAccount
 from chaoskit.typed import LimitS, typed_arguments
 from chaoskit.vocabulary import Event, Verdict
 
-#: Names of the checks that tell whether a run recovered: where something was lost, and where nothing was.
+#: Names of the checks that show whether a run recovered: after a loss, and without one.
 RECOVERED, COMPLETED = "recovered from every incident", "training completed"
 COMMITTED_STEPS = "committed steps kept"
 
 
 class EvidenceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One observation about a fault. ``level`` is armed, effective or impactful."""
+    """An observation about a fault.
+
+    ``level`` is ``armed``: the target was in the planned place; ``effective``: the evidence of the
+    fault; or ``impactful``: a loss or bad numbers that followed.
+    """
 
     level: str
     at_s: float
@@ -32,9 +42,13 @@ class EvidenceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultRecord(msgspec.Struct, kw_only=True):
-    """A planned fault and what became of it.
+    """A planned fault and its result.
 
-    ``state`` is confirmed, not observed, not fired, missed or undo failed. A fault that was missed was injected.
+    ``state`` is ``confirmed`` (there is evidence), ``not observed`` (it struck without evidence),
+    ``not fired`` (it never struck), ``missed`` (it was injected, and failed or came too late) or
+    ``undo failed``. ``injected_s`` is None, and ``evidence`` empty, for a fault that did not fire
+    or was missed; ``rank`` is then the planned rank, or None for a role. Otherwise it is that of
+    the target.
     """
 
     fault: str  # e.g. "Kill(rank=2, at_step=20)"
@@ -42,7 +56,7 @@ class FaultRecord(msgspec.Struct, kw_only=True):
     rank: int | None = None
     step: int | None = None
     phase: str | None = None
-    moment: str = ""  # when it was due, in words, e.g. "in reduce of step 20"
+    moment: str = ""  # the moment at which it was due, in words, e.g. "in reduce of step 20"
     injected_s: float | None = None
     state: str = "not fired"
     evidence: list[EvidenceRecord] = []
@@ -50,10 +64,11 @@ class FaultRecord(msgspec.Struct, kw_only=True):
 
 
 class PhaseSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase of a recovery.
+    """A phase of a recovery.
 
-    ``reference_s`` is what the plain operation alone takes, such as building a group or training a step; ``reference``
-    says which. It is measured elsewhere, or in other steps, and is for scale: a phase may take less.
+    ``reference_s`` is the time of the plain operation alone, such as building a group or training a
+    step; ``reference`` names it. It is measured elsewhere, or in other steps, and is for scale: a
+    phase may take less.
     """
 
     name: str  # one of chaoskit.vocabulary.RECOVERY_PHASES
@@ -64,40 +79,47 @@ class PhaseSpan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
+        """The duration of the phase, in seconds."""
         return self.end_s - self.start_s
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """From one fault (or one group of overlapping faults) back to training."""
+    """The recovery from a fault, or from a group of overlapping faults, back to training.
+
+    It also exists for a loss without a known fault, such as that of a pod that was taken away.
+    """
 
     cause: str  # e.g. "rank 2: killed by SIGKILL"
-    fault: (
-        str | None
-    )  # text of the injected fault, or of a pod's end that the run has not asked for; else None
+    # text of the injected fault, or of the end of a pod that the run did not ask for; else None
+    fault: str | None
     injected_s: float
     generation: int
-    world: int  # ranks in the first generation after the fault; 0 where that is not known
+    world: int  # ranks in the first generation after the fault; 0 if not known
     spans: list[PhaseSpan]
     seconds: float  # injected -> first committed step
-    full_strength_seconds: (
-        float | None
-    )  # injected -> first committed step at the full world; None if never, or unknown
+    # injected -> first committed step at the full world; None if never or not known
+    full_strength_seconds: float | None
     step_seconds: float  # median step time before the fault, for scale
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
-    """A time in which some piece of a sharded state lacked copies: another loss could have been one too many."""
+    """A time in which a piece of a sharded state lacked copies.
 
-    fault: str | None  # text of the injected fault; None where none is known
-    begun_s: float  # of the fault, where there is one; else of the moment when it became known
-    seconds: float | None  # until every piece had all its copies again; None if that never came
-    pieces: list[int]  # that lacked copies, as far as is known: what had none yet has no number
+    Another loss could have destroyed the piece.
+    """
+
+    fault: str | None  # text of the injected fault; None if no fault is known
+    begun_s: float  # the time of the fault, or else of the record of the lack
+    seconds: float | None  # until every piece had all its copies again; None if that never happened
+    # numbers of the pieces that lacked copies; a piece that had no copy yet has no number
+    pieces: list[int]
 
 
 class CopyInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """The most work of a replicated job that lay between two copies of its state in memory.
+    """The largest amount of work of a replicated job between two copies of its state in memory.
 
-    If every rank ends inside one update, at most so many steps are computed again; no other loss costs one.
+    If every rank ends inside one update, at most so many steps are computed again. No other loss
+    costs a step.
     """
 
     steps: int
@@ -105,10 +127,11 @@ class CopyInterval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed step. ``seconds`` is the time since the step before it was committed.
+    """A finished step. ``seconds`` is the time since the end of the step before; 0 for the first.
 
-    Of a command, all that is known of a step is what its log shows: the time is that of the last line about it, the
-    generation counts how often the training has begun again, and the world is not known (0).
+    For a command, only the log is known. The time is that of the last line about the step. The
+    generation counts how often the training has begun again. The world is not known (0). The loss
+    is None if the log shows none.
     """
 
     step: int
@@ -120,7 +143,13 @@ class StepPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One assertion over the journals."""
+    """The result of one assertion over the journals.
+
+    Attributes:
+        name: the assertion in words.
+        verdict: the verdict on it.
+        detail: the numbers that were checked, or the first problems.
+    """
 
     name: str
     verdict: Verdict
@@ -128,7 +157,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A log rule fired. ``where``: the worker, of a command the node. ``action``: what it asked for."""
+    """A log rule that fired.
+
+    ``where`` is the worker, or for a command the node; ``action`` is the action of the rule.
+    """
 
     rule: str
     verdict: str  # slow, hanging, not-a-number, faulted, stopped
@@ -138,7 +170,7 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     reason: str
     action: str
-    excused: str = ""  # why nothing was done, where something was asked for
+    excused: str = ""  # the reason why the action was not carried out
 
     def __str__(self) -> str:
         place = self.where if self.rank is None else f"rank {self.rank}"
@@ -147,10 +179,13 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the log of a node whose command failed: the line that says why, and lines around it.
+    """A part of the log of a failed command: the line with the error, and lines around it.
 
     Attributes:
-        error: the line that looks most like the cause; "" where none looks like an error.
+        node: the node.
+        path: the path of the log.
+        error: the line that looks most like the cause; "" if no line looks like an error.
+        lines: the lines.
     """
 
     node: str
@@ -164,7 +199,11 @@ class LogEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """Sample accounting: every sample of every committed step, exactly once."""
+    """The ledger of samples: every sample of every committed step must be there exactly once.
+
+    ``missing`` and ``repeated`` name shards of a step; ``skipped`` names skipped steps with their
+    shards. ``samples`` counts those of all kept contributions.
+    """
 
     steps: int
     samples: int
@@ -174,14 +213,16 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How the test that made a run ended.
+    """The end of the test that made a run.
 
     Attributes:
-        failed: in its own code, after the run; a verdict that fails it is no failure of its own.
+        nodeid: the test, as pytest names it.
+        failed: the test failed in its own code, after the run. A failure by the verdict does not
+            count.
         message: kind and first line of the error.
     """
 
-    __test__ = False  # pytest shall not collect it
+    __test__ = False  # pytest must not collect this class
 
     nodeid: str
     failed: bool = False
@@ -189,13 +230,14 @@ class TestResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """Everything one run showed.
+    """The outcome of one run.
 
-    ``settings`` are the fields of the run's configuration that are not the default's, beside those that are here.
-    ``account`` says where the time went. It, ``ledger`` and ``false_alarms`` are None where nothing is known of them:
-    of a command, a black box. ``claimed`` is False where a test judges the run by itself: then its verdict says nothing
-    about recovery. ``session`` names the pytest session that made the run, as several may share a report directory.
-    ``not_recovered`` is what ``assert_recovered`` found missing.
+    ``settings`` holds the fields of the run's configuration that differ from the default and are
+    not fields here. ``account`` says how the run spent its time. It, ``ledger`` and
+    ``false_alarms`` are None if they are not known, as for a command. ``claimed`` is False if a
+    test judges the run by itself; its verdict then says nothing about recovery. ``session`` names
+    the pytest session that made the run, since several may share a report directory.
+    ``not_recovered`` is the failed condition of ``assert_recovered``.
     """
 
     name: str
@@ -206,7 +248,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     spares: int
     seed: int
     reduction: str
-    started: str  # wall clock, ISO 8601, for people only
+    started: str  # wall clock, ISO 8601, for display only
     wall_s: float
     verdict: Verdict
     reasons: list[str]
@@ -215,11 +257,11 @@ class Outcome(msgspec.Struct, kw_only=True):
     faults: list[FaultRecord] = []
     recoveries: list[Recovery] = []
     exposures: list[Exposure] = []
-    copies: CopyInterval | None = None  # None where no replicated state was copied
+    copies: CopyInterval | None = None  # None if no replicated state was copied
     rules_fired: list[RuleRecord] = []
-    log_ends: list[LogEnd] = []  # of nodes whose command failed
+    log_ends: list[LogEnd] = []  # of nodes with a failed command
     checks: list[Check] = []
-    not_applied: dict[str, str] = {}  # check -> why it says nothing about this run
+    not_applied: dict[str, str] = {}  # check -> the reason why it does not apply
     ledger: Ledger | None
     lost_steps: int
     false_alarms: int | None = 0
@@ -231,21 +273,21 @@ class Outcome(msgspec.Struct, kw_only=True):
     claimed: bool = True
     session: str = ""  # empty outside of pytest
     account: TimeAccount | None = None
-    hang_limits_ms: dict[str, int] = {}  # by phase, at the end; empty where none were known
-    run_id: str = ""  # by which a history knows it; empty outside of pytest
-    suspects: int = 0  # ranks that were given up because a phase lasted longer
-    refused_connections: int = (
-        0  # at the coordinator, of clients that did not show the token or keep the protocol
-    )
+    # by phase, at the end of the run; empty if no limits were known
+    hang_limits_ms: dict[str, int] = {}
+    run_id: str = ""  # the id in a history; empty outside of pytest
+    suspects: int = 0  # ranks that were given up because a phase exceeded its limit
+    # at the coordinator, from clients without the token or with another protocol
+    refused_connections: int = 0
     test: TestResult | None = None  # None outside of pytest, and until the test is over
     not_recovered: str = ""
 
     @property
     def came_back(self) -> bool | None:
-        """Whether the training went on after every incident; None where the run says nothing of it.
+        """True if the training went on after every incident; None if the run does not show it.
 
-        What else failed the run, such as losses that differ, does not count. A run that lost nothing came back if it
-        completed. A run that is unknown, and one in which the harness failed, say nothing.
+        Other failures of the run, such as different losses, do not count. A run without a loss came
+        back if it completed. A run with the verdict unknown or error does not show it.
         """
         if self.verdict not in (Verdict.PASSED, Verdict.FAILED):
             return None
@@ -255,18 +297,21 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @property
     def recovered(self) -> bool | None:
-        """Whether the run came back, and ``assert_recovered`` did not deny it; None where nothing is known."""
+        """True if the run came back, and ``assert_recovered`` did not fail; None if not known.
+
+        Without a call of ``assert_recovered`` it is the same as :attr:`came_back`.
+        """
         return False if self.not_recovered and self.came_back else self.came_back
 
     @property
     def result(self) -> Verdict:
-        """The worse of the verdict and of the test that made the run: what reports show."""
+        """The worse of the verdict and of the test's own result, which reports show."""
         failed = self.test is not None and self.test.failed
         return Verdict.worst([self.verdict, Verdict.FAILED if failed else Verdict.PASSED])
 
     @property
     def result_reasons(self) -> list[str]:
-        """Why the result is not ``passed``."""
+        """The reasons why the result is not ``passed``; empty if it is."""
         failed = self.test is not None and self.test.failed
         return (
             [*self.reasons, f"the test failed: {self.test.message}"]
@@ -276,7 +321,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @property
     def losses(self) -> list[float | None]:
-        """Loss of every finished step; None where the batch was skipped."""
+        """The loss of every finished step; None for a batch that was skipped."""
         return [point.loss for point in self.steps]
 
     @property
@@ -295,18 +340,21 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @typed_arguments
     def records(self, *events: str) -> list[Record]:
-        """Journal records of the run with these events, such as ``"commit"`` and ``"detected"``, ordered by time.
+        """Return journal records of the run with these events, ordered by time.
+
+        They are read from the directory of the run, and are empty if that is gone.
 
         Args:
-            events: their names; all records where none is given.
+            events: the names of the events, such as ``"commit"`` and ``"detected"``; without
+                names, all records are returned.
 
         Raises:
             BadInput: for an event that does not exist.
         """
         if unknown := sorted(set(events) - set(Event)):
             raise BadInput("events", unknown[0], name_remedy(unknown[0], sorted(Event)))
-        found = read_journals(Path(self.directory) / "journal")
-        return [record for record in found if not events or record.event in events]
+        records = read_journals(Path(self.directory) / "journal")
+        return [record for record in records if not events or record.event in events]
 
     @typed_arguments
     def assert_recovered(
@@ -317,18 +365,22 @@ class Outcome(msgspec.Struct, kw_only=True):
         false_alarms: int = 0,
         bit_equal: bool = True,
     ) -> None:
-        """Assert that the run recovered, each time within ``within_s``, and lost nothing else.
+        """Assert that the run recovered each time within ``within_s``, and lost nothing else.
 
-        A run that does not counts as not recovered in the recovery probability and in a history.
+        If it fails, the run counts as not recovered in the recovery probability and in a history. A
+        run without any recovery fails, too.
 
         Args:
-            within_s: limit of the slowest recovery, from the fault to the next committed step.
+            within_s: limit of the slowest recovery in seconds, from the fault to the next committed
+                step.
             lost_steps: committed steps that may have been computed again.
-            false_alarms: detections without a fault that may have happened.
+            false_alarms: detections without a fault that may have happened. An unknown number, as
+                for a command, counts as 0.
             bit_equal: losses and final weights equal those of the unbroken run.
 
         Raises:
-            AssertionError: naming what was exceeded, or that the run shows no recovery.
+            AssertionError: naming what was exceeded, or that the run shows no recovery; with
+                ``bit_equal`` also as :meth:`assert_same_losses_as_twin`.
         """
         __tracebackhide__ = True
         try:
@@ -340,6 +392,7 @@ class Outcome(msgspec.Struct, kw_only=True):
             raise
 
     def _assert_within(self, within_s: float, lost_steps: int, false_alarms: int) -> None:
+        """Raise AssertionError if recoveries, lost steps or false alarms exceed their limits."""
         __tracebackhide__ = True
         if self.recovery.seconds > within_s:
             raise AssertionError(
@@ -355,10 +408,11 @@ class Outcome(msgspec.Struct, kw_only=True):
             )
 
     def assert_same_losses_as_twin(self) -> None:
-        """Every loss, and the final weights, equal those of the unbroken run, bit for bit.
+        """Assert that losses and final weights equal those of the unbroken run bit for bit.
 
         Raises:
-            AssertionError: naming the first step that differs.
+            AssertionError: naming the first step that differs; also if there is no unbroken run, or
+                the number of steps or the final weights differ.
         """
         __tracebackhide__ = True
         if self.twin_losses is None:
@@ -366,11 +420,11 @@ class Outcome(msgspec.Struct, kw_only=True):
                 f"{self.name}: there is no twin to compare with; run with twin=True"
             )
         losses = {point.step: point.loss for point in self.steps}
-        for step, theirs in enumerate(self.twin_losses):
-            mine = losses.get(step)
-            if step <= max(losses, default=-1) and repr(mine) != repr(theirs):
+        for step, twin_loss in enumerate(self.twin_losses):
+            loss = losses.get(step)
+            if step <= max(losses, default=-1) and repr(loss) != repr(twin_loss):
                 raise AssertionError(
-                    f"{self.name}: loss of step {step} is {mine!r}, the unbroken run's is {theirs!r}"
+                    f"{self.name}: loss of step {step} is {loss!r}, the unbroken run's is {twin_loss!r}"
                 )
         steps = max(losses, default=-1) + 1
         if steps != len(self.twin_losses):

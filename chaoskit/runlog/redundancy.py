@@ -1,4 +1,11 @@
-"""When pieces of a sharded state lacked copies, read from the journals: then one more loss may be one too many."""
+"""Times in which pieces of a sharded state lacked copies, read from the journals.
+
+A piece is the part of the state that one rank holds. In such a time one more loss may lose the
+state.
+
+-> checkpoint/peer/copy_placement.py: which nodes keep copies. daemon/piece_keeper.py writes the
+records. checkpoint/peer/sender.py: how a copy is made again.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +22,10 @@ from chaoskit.vocabulary import Event
 class Window:
     """A time in which not every piece had all its copies.
 
-    Args:
-        begun_ns: when it became known. The loss itself may have been earlier.
-        ended_ns: when every piece had its copies again; None if that never came.
-        pieces: which lacked copies at some moment of it.
+    Attributes:
+        begun_ns: the time at which the lack was recorded. The loss itself may have been earlier.
+        ended_ns: the time at which every piece had its copies again; None if that never happened.
+        pieces: the pieces that lacked copies at some moment of it.
     """
 
     begun_ns: int
@@ -27,59 +34,76 @@ class Window:
 
 
 def windows(records: Iterable[Record], copies: int) -> list[Window]:
-    """All windows, by time. That in which the training has its first copies made is none.
+    """Return all windows, by time, without the one before the first copies of the training.
 
-    A membership counts as protected when the piece of each of its workers is known to have so many copies. Only of a
-    state in pieces that is told.
+    A membership counts as protected when the piece of each of its workers is recorded with so many
+    copies. Only sharded states have such records.
+
+    Args:
+        records: the records of the run, by time.
+        copies: the number of copies that each piece must have.
     """
-    found: list[Window] = []
+    ended_windows: list[Window] = []
     members: set[str] = set()
-    lacking: set[str] = set()
+    unprotected: set[str] = set()
     pieces: dict[str, int] = {}
-    begun_ns, touched = 0, set[int]()
-    whole = False  # whether every piece had its copies at some time
+    begun_ns, lacking_pieces = 0, set[int]()
+    was_protected = False  # every piece had its copies at some time
     for record in records:
         if record.event == Event.PLAN:
             members = {member["worker"] for member in record["members"]}
-            lacking = set(members)
+            unprotected = set(members)
         elif record.event == Event.EXPOSED:
-            lacking |= {record["worker"]} & members
+            unprotected |= {record["worker"]} & members
         elif record.event == Event.PROTECTED:
             pieces[record["worker"]] = record["piece"]
-            lacking -= {record["worker"]} if len(record["nodes"]) >= copies else set()
+            unprotected -= {record["worker"]} if len(record["nodes"]) >= copies else set()
         else:
             continue
-        touched |= {pieces[worker] for worker in lacking if worker in pieces}
-        if lacking and whole and not begun_ns:
+        lacking_pieces |= {pieces[worker] for worker in unprotected if worker in pieces}
+        if unprotected and was_protected and not begun_ns:
             begun_ns = record.t_ns
-        elif not lacking and members:
+        elif not unprotected and members:
             if begun_ns:
-                found.append(Window(begun_ns, record.t_ns, tuple(sorted(touched))))
-            whole, begun_ns, touched = True, 0, set()
-    return [*found, Window(begun_ns, None, tuple(sorted(touched)))] if begun_ns else found
+                ended_windows.append(Window(begun_ns, record.t_ns, tuple(sorted(lacking_pieces))))
+            was_protected, begun_ns, lacking_pieces = True, 0, set()
+    return (
+        [*ended_windows, Window(begun_ns, None, tuple(sorted(lacking_pieces)))]
+        if begun_ns
+        else ended_windows
+    )
 
 
-def restored_ns(found: Sequence[Window], after_ns: int) -> int | None:
-    """When every piece had its copies after ``after_ns``: at once, if none lacked any; None: never."""
-    later = [window for window in found if window.ended_ns is None or window.ended_ns >= after_ns]
-    return later[0].ended_ns if later else after_ns
+def restored_ns(intervals: Sequence[Window], after_ns: int) -> int | None:
+    """Return when every piece had its copies after ``after_ns``, in ns; None if it never had.
+
+    That is the end of the first window that ends then or later. Without one, the result is
+    ``after_ns`` itself.
+    """
+    later_windows = [
+        window for window in intervals if window.ended_ns is None or window.ended_ns >= after_ns
+    ]
+    return later_windows[0].ended_ns if later_windows else after_ns
 
 
 def exposures(
-    found: Sequence[Window], strikes: Iterable[InjectionRecord], started_ns: int
+    intervals: Sequence[Window], strikes: Iterable[InjectionRecord], started_ns: int
 ) -> list[Exposure]:
-    """Each window as people read it: from the first fault that struck since the one before, if any did."""
+    """Return the windows for a report.
+
+    Each begins with the first fault that struck since the window before, if any.
+    """
     acts = [
         (strike.target.injected_ns, str(strike.fault))
         for strike in strikes
         if strike.target and not strike.missed
     ]
-    told, before_ns = [], 0
-    for window in found:
-        causes = sorted(act for act in acts if before_ns < act[0] <= window.begun_ns)
+    exposed_times, last_end_ns = [], 0
+    for window in intervals:
+        causes = sorted(act for act in acts if last_end_ns < act[0] <= window.begun_ns)
         begun_ns, fault = causes[0] if causes else (window.begun_ns, None)
-        ended_ns = before_ns = window.ended_ns or window.begun_ns
-        told.append(
+        ended_ns = last_end_ns = window.ended_ns or window.begun_ns
+        exposed_times.append(
             Exposure(
                 fault=fault,
                 begun_s=(begun_ns - started_ns) / 1e9,
@@ -87,4 +111,4 @@ def exposures(
                 pieces=list(window.pieces),
             )
         )
-    return told
+    return exposed_times

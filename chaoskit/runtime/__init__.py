@@ -1,1 +1,1 @@
-"""Inside a worker: the transactional step, its reduction, its process group and the state it shares with peers."""
+"""The code inside a worker: transactional step, reduction, process group, and shared state."""

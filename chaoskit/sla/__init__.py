@@ -1,1 +1,1 @@
-"""Recovery SLAs: what is promised of recoveries, in a language of its own, and whether records of runs show it."""
+"""Recovery SLAs: a language for promises about recoveries, and their evaluation on records of runs."""

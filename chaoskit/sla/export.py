@@ -1,4 +1,7 @@
-"""Promises as alerts on a running training: rules of Prometheus over the metrics that a launch serves."""
+"""Export of SLAs as Prometheus alerting rules over the metrics that a launch serves.
+
+-> observe/metrics.py: the exported metrics. sla/judge.py: evaluation on recorded runs.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +16,34 @@ from chaoskit.sla.language import Condition
 from chaoskit.sla.promises import Sla, Where
 
 _METRIC = "chaoskit_time_to_recover_seconds"
-#: Upper bounds of its buckets: what it counts is known at these limits, and between them it is not.
+#: Upper bounds of the histogram's buckets in seconds, as observe/histograms.py has them. Only
+#: limits with these values can be checked.
 BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _MATCHERS = re.compile(r'\w+(=|!=|=~|!~)"[^"\n]*"(,\s*\w+(=|!=|=~|!~)"[^"\n]*")*', re.ASCII)
 
 
 def prometheus_rules(slas: Sequence[Sla], labels: str = "") -> tuple[dict[str, Any], list[str]]:
-    """A PrometheusRule, and a line for each promise that it leaves out.
+    """Return a PrometheusRule, and a line for each promise that it leaves out, with the reason.
+
+    Regressions are always left out. Alerts ignore the selection of runs by ``where``.
 
     Args:
-        labels: matchers of the training that is meant, such as ``job="pretraining"``.
+        labels: matchers that select the training, such as ``job="pretraining"``; "" for all.
 
     Raises:
-        BadInput: if they are none.
+        BadInput: if the labels are no matchers.
     """
     if labels and not _MATCHERS.fullmatch(labels):
         raise BadInput("labels", labels, 'write matchers of Prometheus, such as job="pretraining"')
     rules, left_out = [], []
     for sla in slas:
         for line in (*sla.always, *sla.objectives):
-            if reason := _why_not(line, sla):
+            if reason := _left_out_reason(line, sla):
                 left_out.append(f"{sla.name}: {line.text}: left out: {reason}")
             else:
                 rules.append(_rule(line, sla, labels))
         left_out += [
-            f"{sla.name}: regression of {name}: left out: an alert knows no earlier runs"
+            f"{sla.name}: regression of {name}: left out: an alert has no earlier runs"
             for name in sla.regression
         ]
     digest = _digest(f"{labels}{[sla.name for sla in slas]}")
@@ -49,30 +55,36 @@ def prometheus_rules(slas: Sequence[Sla], labels: str = "") -> tuple[dict[str, A
     }, left_out
 
 
-def _why_not(line: Condition, sla: Sla) -> str:
-    """The reason for which no metric says the same as a line; "" if one does."""
+def _left_out_reason(line: Condition, sla: Sla) -> str:
+    """Return why no metric can express a line; "" if there is one."""
     if line.number != RECOVERY or line.divisor:
-        return "a launch serves no metric that says it of each recovery"
+        return "a launch serves no metric with this number for each recovery"
     if sla.window.unit == "run":
         return "a window of runs has no length in time"
     if line.limit not in BOUNDS_S:
-        return f"recoveries are counted up to {', '.join(f'{bound:g}' for bound in BOUNDS_S)} s"
+        bounds = ", ".join(f"{bound:g}" for bound in BOUNDS_S)
+        return f"the limit is not a bound of the metric's buckets: {bounds} s"
     return ""
 
 
 def _rule(line: Condition, sla: Sla, labels: str) -> dict[str, Any]:
-    """An alert while fewer recoveries than promised were within the limit, or any was not where it holds always."""
-    matched, length = (f"{labels}," if labels else ""), f"[{sla.window.count}d]"
-    within = f'sum(increase({_METRIC}_bucket{{{matched}le="{line.limit}"}}{length}))'
-    everything = f"sum(increase({_METRIC}_count{{{labels}}}{length}))"
+    """Return the alert of a line.
+
+    An objective fires while fewer recoveries than promised were within the limit. Other lines fire
+    while any recovery was not. No alert fires without recoveries in the window.
+    """
+    matchers = f"{labels}," if labels else ""
+    period = f"[{sla.window.count}d]"
+    within = f'sum(increase({_METRIC}_bucket{{{matchers}le="{line.limit}"}}{period}))'
+    total = f"sum(increase({_METRIC}_count{{{labels}}}{period}))"
     expression = (
-        f"{within} / {everything} < {line.share!r}"
-        if line.is_objective
-        else f"{everything} - {within} > 0.5"
+        f"{within} / {total} < {line.share!r}" if line.is_objective else f"{total} - {within} > 0.5"
     )
-    is_chosen = sla.where != Where()
-    where = (
-        "; it is about all recoveries of that training, whatever `where` says" if is_chosen else ""
+    has_selection = sla.where != Where()
+    ignored_where = (
+        "; the alert covers all recoveries of that training and ignores `where`"
+        if has_selection
+        else ""
     )
     return {
         "alert": f"ChaoskitSla{_digest(f'{sla.name}{line.text}')}",
@@ -82,9 +94,10 @@ def _rule(line: Condition, sla: Sla, labels: str) -> dict[str, Any]:
             "sla": sla.name,
             "line": line.text,
         },
-        "annotations": {"summary": f"{sla.name}: {line.text}{where}".replace("{{", "{ {")},
+        "annotations": {"summary": f"{sla.name}: {line.text}{ignored_where}".replace("{{", "{ {")},
     }
 
 
 def _digest(text: str) -> str:
+    """Return eight hexadecimal digits that identify a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]

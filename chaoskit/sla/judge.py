@@ -1,4 +1,9 @@
-"""Judge what was promised by records of runs. Pure: it is given the records and the day."""
+"""Evaluation of SLAs on records of runs. This module is pure: records and date are arguments.
+
+-> sla/language.py: whether one run is within a limit. sla/exact.py: the bounds on a share of runs.
+-> history/compare.py: regressions. nightly/outcome.py: the exit code of a night.
+-> cli/testing/sla.py exits by the result; nightly/run.py puts it into the record of the night.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +24,37 @@ from chaoskit.sla.language import Condition
 from chaoskit.sla.promises import NIGHTS_LEAST, Sla
 from chaoskit.vocabulary import Verdict
 
-_MISSES_TOLD = 5
-_UNKNOWN_MOST = 0.1  # of the runs in a window: with more, those that are known prove nothing
+_MISSES_LISTED = 5
+_UNKNOWN_MOST = (
+    0.1  # the share of unknown runs in a window beyond which the other runs prove nothing
+)
 
 
 class State(StrEnum):
-    """What records say of one line."""
+    """The state of one line of an SLA, the worst first."""
 
     BROKEN = "broken"
-    UNKNOWN = "unknown"  # every run that it is about left no evidence, or the harness broke
-    NOT_SHOWN = "not shown"
+    UNKNOWN = "unknown"  # no run in the window left evidence, or the harness broke in all of them
+    NOT_SHOWN = "not shown"  # the runs prove neither; the reason has what is missing
     MET = "met"
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of one SLA.
+    """The evaluation of one line of an SLA.
+
+    The counts ``misses``, ``nights`` and ``lacking`` of a regression are 0. ``unknown`` is 0, too,
+    unless no run in the window is conclusive.
 
     Attributes:
-        runs, misses: in the window, as far as they have the number. nights: of these runs.
-        lacking: runs in the window that say something, but do not have the number. unknown: those that say nothing.
-        reason: why it is in this state.
-        missed: names of the latest runs that missed it.
+        line: the text of the line.
+        runs: the number of runs in the window that have the number; for a regression, of all
+            conclusive runs.
+        misses: the number of these runs that are beyond the limit.
+        nights: the number of nights on which these runs were made.
+        lacking: the number of conclusive runs in the window that do not have the number.
+        unknown: the number of inconclusive runs in the window.
+        reason: why the line is in this state; "" if it is met.
+        missed: the ids of the latest runs that missed it, five at most.
     """
 
     sla: str
@@ -62,56 +77,65 @@ def judge(
     today: date,
     before: Sequence[RunRecord] = (),
 ) -> list[Judged]:
-    """Judge each line of an SLA.
+    """Return the evaluation of each line of an SLA.
+
+    All lines are *not shown* if no selected run is in the window. All are *unknown* if the window
+    has no conclusive run.
 
     Args:
-        runs: in the order in which they were started; of each series those of its newest definition count.
-        today: the end of a window of nights: what was long ago shows nothing now.
-        before: runs beside which a regression is looked for.
+        runs: the runs, sorted by their start. Only the newest definition of each series counts.
+        plans: the plan of each series, by which runs are selected.
+        today: the last day of a window of nights.
+        before: the reference runs for regressions; without them, regressions are *not shown*.
 
     Raises:
-        BadInput: if it is about none of these runs.
+        BadInput: if the SLA selects none of these runs, or only runs that their tests judge.
     """
     selected = [run for run in runs if sla.where.selects(run, plans.get(run.series))]
-    claimed = _newest_definitions([run for run in selected if run.claimed])
-    if not claimed:
-        more = f"; {len(selected)} are judged by their tests themselves" if selected else ""
-        raise BadInput(
-            "where", sla.name, f"select runs: none of those that are recorded is meant{more}"
+    eligible = _newest_definitions([run for run in selected if run.claimed])
+    if not eligible:
+        exception = (
+            f", except {len(selected)} that their tests judge themselves" if selected else ""
         )
-    window = _runs_in_window(sla, claimed, today)
-    if not window:
-        reason = f"no run in {sla.window}; the latest one was on {night_of(claimed[-1])}"
+        raise BadInput("where", sla.name, f"select recorded runs: none of them matches{exception}")
+    window_runs = _runs_in_window(sla, eligible, today)
+    if not window_runs:
+        reason = f"no run in {sla.window}; the latest run was on {night_of(eligible[-1])}"
         return [
             Judged(sla=sla.name, line=line, state=State.NOT_SHOWN, reason=reason)
-            for line in _lines(sla)
+            for line in _line_texts(sla)
         ]
-    shown = [run for run in window if is_conclusive(run)]
-    if not shown:
-        counts = Counter(run.verdict.value for run in window)
+    conclusive = [run for run in window_runs if is_conclusive(run)]
+    if not conclusive:
+        counts = Counter(run.verdict.value for run in window_runs)
         reason = (
             f"of all runs: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}"
         )
-        unknown = len(window)
-        lines = _lines(sla)
+        unknown = len(window_runs)
+        lines = _line_texts(sla)
         return [
             Judged(sla=sla.name, line=line, state=State.UNKNOWN, unknown=unknown, reason=reason)
             for line in lines
         ]
-    unknown = len(window) - len(shown)
-    found = [_always(sla, one, shown, unknown) for one in sla.always]
-    found += [_objective(sla, one, shown, unknown) for one in sla.objectives]
-    return found + [
-        _regression(sla, name, by, shown, before) for name, by in sla.regression.items()
+    unknown = len(window_runs) - len(conclusive)
+    judged = [_judge_always(sla, condition, conclusive, unknown) for condition in sla.always]
+    judged += [
+        _judge_objective(sla, condition, conclusive, unknown) for condition in sla.objectives
+    ]
+    return judged + [
+        _judge_regression(sla, name, tolerance, conclusive, before)
+        for name, tolerance in sla.regression.items()
     ]
 
 
-def _lines(sla: Sla) -> list[str]:
-    regressions = [_regression_line(name, by) for name, by in sla.regression.items()]
-    return [one.text for one in (*sla.always, *sla.objectives)] + regressions
+def _line_texts(sla: Sla) -> list[str]:
+    """Return the texts of all lines of an SLA."""
+    regressions = [_regression_text(name, tolerance) for name, tolerance in sla.regression.items()]
+    return [condition.text for condition in (*sla.always, *sla.objectives)] + regressions
 
 
 def _newest_definitions(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs that have the newest definition of their series."""
     newest: dict[str, int] = {}
     for run in runs:
         newest[run.series] = max(run.definition, newest.get(run.series, 1))
@@ -119,6 +143,7 @@ def _newest_definitions(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def _runs_in_window(sla: Sla, runs: Sequence[RunRecord], today: date) -> Sequence[RunRecord]:
+    """Return the latest runs, or the runs of the latest nights."""
     if sla.window.unit == "run":
         return runs[-sla.window.count :]
     first = today.toordinal() - sla.window.count
@@ -126,33 +151,40 @@ def _runs_in_window(sla: Sla, runs: Sequence[RunRecord], today: date) -> Sequenc
 
 
 def night_of(run: RunRecord) -> date:
-    """The day of UTC on which its session began."""
+    """Return the UTC day on which the session of a run began."""
     return began(run.session).date()
 
 
 def _count(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: int) -> Judged:
-    """What the runs show that have the number; not shown so far."""
-    held = [(run, holds) for run in runs if (holds := condition.holds(run)) is not None]
-    missed = [run for run, holds in held if not holds]
+    """Return an evaluation with the counts of runs that have a number, and that miss its limit.
+
+    Its state is still *not shown*.
+    """
+    measured = [(run, holds) for run in runs if (holds := condition.holds(run)) is not None]
+    missed = [run for run, holds in measured if not holds]
     return Judged(
         sla=sla.name,
         line=condition.text,
         state=State.NOT_SHOWN,
-        runs=len(held),
+        runs=len(measured),
         misses=len(missed),
-        nights=len({night_of(run) for run, _ in held}),
-        lacking=len(runs) - len(held),
+        nights=len({night_of(run) for run, _ in measured}),
+        lacking=len(runs) - len(measured),
         unknown=unknown,
-        missed=[run.run_id for run in missed[-_MISSES_TOLD:]],
+        missed=[run.run_id for run in missed[-_MISSES_LISTED:]],
     )
 
 
 def _with_state(judged: Judged, state: State, reason: str = "") -> Judged:
+    """Return a copy with another state and reason."""
     return msgspec.structs.replace(judged, state=state, reason=reason)
 
 
-def _met(condition: Condition, judged: Judged) -> Judged:
-    """Return *met*; *not shown* if runs lack the number or too many are unknown, as these may have missed it."""
+def _met_or_not_shown(condition: Condition, judged: Judged) -> Judged:
+    """Return *met*, or *not shown* if runs lack the number or more than a tenth are unknown.
+
+    These may have missed the limit.
+    """
     if judged.lacking:
         number = f"{condition.number}{f' or {condition.divisor}' if condition.divisor else ''}"
         return _with_state(
@@ -169,7 +201,13 @@ def _met(condition: Condition, judged: Judged) -> Judged:
     return _with_state(judged, State.MET)
 
 
-def _always(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: int) -> Judged:
+def _judge_always(
+    sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: int
+) -> Judged:
+    """Return the evaluation of a line that each run must meet; one miss breaks it.
+
+    Without a miss it is *not shown* if fewer runs than ``sla.at_least`` have the number.
+    """
     judged = _count(sla, condition, runs, unknown)
     if judged.misses:
         return _with_state(judged, State.BROKEN, f"{judged.misses} of {judged.runs} runs missed it")
@@ -179,10 +217,17 @@ def _always(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: 
         return _with_state(
             judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {judged.runs} so far"
         )
-    return _met(condition, judged)
+    return _met_or_not_shown(condition, judged)
 
 
-def _objective(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: int) -> Judged:
+def _judge_objective(
+    sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: int
+) -> Judged:
+    """Return the evaluation of a line that a share of the runs must meet.
+
+    It is met or broken only if the runs of enough nights prove it, with the confidence of the SLA.
+    Otherwise it is *not shown*.
+    """
     judged = _count(sla, condition, runs, unknown)
     if not judged.runs:
         return _with_state(judged, State.NOT_SHOWN, f"no run has {condition.number}")
@@ -210,58 +255,80 @@ def _objective(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknow
             judged, State.NOT_SHOWN, f"{NIGHTS_LEAST} nights needed, {judged.nights} so far"
         )
     if is_less:
-        within = f"{hits / judged.runs:.1%} of {judged.runs} runs are within it, {100 * condition.share:g} % are promised"
+        measured = f"{hits / judged.runs:.1%} of {judged.runs} runs are within the limit"
+        within = f"{measured}, {100 * condition.share:g} % are promised"
         return _with_state(judged, State.BROKEN, within)
-    return _met(condition, judged)
+    return _met_or_not_shown(condition, judged)
 
 
-def _regression_line(name: str, tolerance: float) -> str:
+def _regression_text(name: str, tolerance: float) -> str:
+    """Return the text of a regression line."""
     return f"regression of {name} within {100 * tolerance:g} %"
 
 
-def _regression(
+def _judge_regression(
     sla: Sla, name: str, tolerance: float, runs: Sequence[RunRecord], before: Sequence[RunRecord]
 ) -> Judged:
+    """Return the evaluation of a line that promises no regression of a number beyond a tolerance.
+
+    A regression breaks it, even with few runs. It is *not shown* if there are fewer runs than
+    ``sla.at_least``, no run has the number, or a finding is open.
+
+    Args:
+        tolerance: the allowed growth as a fraction, such as 0.1.
+        before: the reference runs, of which those in ``runs`` are left out. The line is *not shown*
+            if none remains.
+    """
     names = {run.run_id for run in runs}
     earlier = [run for run in before if run.run_id not in names]
     judged = Judged(
-        sla=sla.name, line=_regression_line(name, tolerance), state=State.NOT_SHOWN, runs=len(runs)
+        sla=sla.name, line=_regression_text(name, tolerance), state=State.NOT_SHOWN, runs=len(runs)
     )
     if not earlier:
         return _with_state(
             judged, State.NOT_SHOWN, "no reference: name earlier runs with --against"
         )
-    found = compare_number(earlier, runs, name, tolerance)
-    if any(one.change is NumberChange.REGRESSED for one in found):
-        return _with_state(judged, State.BROKEN, _changes(found, NumberChange.REGRESSED))
+    findings = compare_number(earlier, runs, name, tolerance)
+    if any(finding.change is NumberChange.REGRESSED for finding in findings):
+        return _with_state(judged, State.BROKEN, _changes_text(findings, NumberChange.REGRESSED))
     if len(runs) < sla.at_least:
         return _with_state(
             judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {len(runs)} so far"
         )
-    if not found:
+    if not findings:
         return _with_state(judged, State.NOT_SHOWN, f"no run has {name}")
-    is_open = any(one.change.is_open for one in found)
+    is_open = any(finding.change.is_open for finding in findings)
     return (
-        _with_state(judged, State.NOT_SHOWN, _changes(found))
+        _with_state(judged, State.NOT_SHOWN, _changes_text(findings))
         if is_open
         else _with_state(judged, State.MET)
     )
 
 
-def _changes(findings: Iterable[NumberFinding], only: NumberChange | None = None) -> str:
-    shown = [
-        one
-        for one in findings
-        if only in (None, one.change) and one.change is not NumberChange.UNCHANGED
+def _changes_text(findings: Iterable[NumberFinding], kind: NumberChange | None = None) -> str:
+    """Return a text about the findings that are not *unchanged*.
+
+    Args:
+        kind: the kind of the findings in the text; None for all kinds.
+    """
+    shown_findings = [
+        finding
+        for finding in findings
+        if kind in (None, finding.change) and finding.change is not NumberChange.UNCHANGED
     ]
     return "; ".join(
-        f"{one.title}: {one.change.value}{f', {one.reason}' if one.reason else ''}" for one in shown
+        f"{finding.title}: {finding.change.value}{f', {finding.reason}' if finding.reason else ''}"
+        for finding in shown_findings
     )
 
 
 def exit_code(judged: Iterable[Judged], *, is_strict: bool) -> int:
-    """0: met, or not shown yet. 1: something is broken. 10: unknown; with ``is_strict``, not shown, too."""
-    states = {one.state for one in judged}
+    """Return the exit code of an evaluation.
+
+    1: a line is broken. 10: no line is broken, but one is unknown or, with ``is_strict``, not
+    shown. 0: all other cases.
+    """
+    states = {line.state for line in judged}
     if State.BROKEN in states:
         return Verdict.FAILED.exit_code
     is_open = State.UNKNOWN in states or (is_strict and State.NOT_SHOWN in states)

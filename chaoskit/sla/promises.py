@@ -1,4 +1,4 @@
-"""A file of SLAs: each names the runs that it is about, and promises something of them.
+"""Files of SLAs: each SLA selects runs and promises something about them.
 
 version: 1
 defaults: {confidence: 95 %, window: 30 nights}
@@ -8,6 +8,8 @@ slas:
     always: [lost_steps == 0, losses == twin, recovered]
     objectives: [recovery.p95 <= 2 s, goodput.p50 >= 97 %]
     regression: {recovery: 10 %}
+
+-> sla/language.py: the syntax of a line. sla/judge.py: broken, met or not shown.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ from chaoskit.sla.exact import runs_needed
 from chaoskit.sla.language import DIVISORS, Condition, parse
 
 VERSION = 1
-#: An objective over nights needs as many of them at least: runs of one night have that night in common.
+#: The nights that an objective over nights needs. Runs of one night have that night in common.
 NIGHTS_LEAST = 5
 _WINDOW = re.compile(r"(\d{1,6}) (night|run)s?", re.ASCII)
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?) ?%", re.ASCII)
 _COUNT = re.compile(r"(<=|>=|==)? ?(\d{1,6})", re.ASCII)
 _TOLERANCE_MOST = 10.0
-_OF_A_MARKER = ("window", "confidence", "at_least")
+_MARKER_OPTIONS = ("window", "confidence", "at_least")
 
 
 class SlaWindow(msgspec.Struct, frozen=True):
-    """The latest nights, or the latest runs. A night is a day of UTC on which a session began."""
+    """The latest nights or the latest runs. A night is a UTC day on which a session began."""
 
     count: int
     unit: Literal["night", "run"]
@@ -47,10 +49,17 @@ class SlaWindow(msgspec.Struct, frozen=True):
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which runs an SLA is about. What is left out may be anything.
+    """The selection of runs of an SLA. Fields that are left out match any run.
 
-    ``fault``: kinds, one of which the run must have; an empty list for runs without faults. ``nodes`` and ``spares``:
-    such as ``>=4``. ``test``: a part of the test's name.
+    Attributes:
+        fault: kinds, one of which the run must have; an empty list selects runs without faults.
+        nodes: a number, or a limit such as ``>=4``.
+        spares: a number or limit, likewise.
+        job: a part of the job's name or of the command.
+        stack: the name of the stack.
+        substrate: the name of the substrate.
+        machine: a part of the machine's description.
+        test: a part of the test's name.
     """
 
     fault: list[str] | str | None = None
@@ -63,50 +72,65 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     test: str | None = None
 
     def selects(self, run: RunRecord, shared: SeriesRecord | None) -> bool:
-        """Whether a run is meant."""
+        """Return True if the SLA applies to a run.
+
+        Args:
+            shared: the plan of the run's series. Without it, no run matches a job or a number of
+                nodes or spares.
+        """
         plan = shared.plan if shared is not None else {}
         settings = plan.get("settings", {})
-        named = str(plan.get("job") or " ".join(plan.get("command") or []))
-        texts = ((self.job, named), (self.machine, run.machine), (self.test, run.title))
+        job = str(plan.get("job") or " ".join(plan.get("command") or []))
+        texts = ((self.job, job), (self.machine, run.machine), (self.test, run.title))
         return (
-            self._is_fault(run.faults)
+            self._has_fault(run.faults)
             and all(
-                _counts(wanted, settings.get(name))
-                for name, wanted in (("nodes", self.nodes), ("spares", self.spares))
+                _is_within(limit, settings.get(name))
+                for name, limit in (("nodes", self.nodes), ("spares", self.spares))
             )
             and self.stack in (None, run.stack)
             and (self.substrate is None or run.machine.endswith(f", {self.substrate}"))
-            and all(wanted is None or wanted in text for wanted, text in texts)
+            and all(part is None or part in text for part, text in texts)
         )
 
-    def _is_fault(self, kinds: Sequence[str]) -> bool:
+    def _has_fault(self, kinds: Sequence[str]) -> bool:
+        """Return True if the kinds of a run's faults match, or faults are not selected."""
         if self.fault is None:
             return True
-        wanted = [self.fault] if isinstance(self.fault, str) else self.fault
-        return not kinds if not wanted else any(kind in wanted for kind in kinds)
+        selected = [self.fault] if isinstance(self.fault, str) else self.fault
+        return not kinds if not selected else any(kind in selected for kind in kinds)
 
 
-def _counts(wanted: int | str | None, have: object) -> bool:
-    if wanted is None:
+def _is_within(limit: int | str | None, count: object) -> bool:
+    """Return True if a count is within a limit such as ``>=4``, or there is no limit.
+
+    A count that is no integer is within no limit.
+    """
+    if limit is None:
         return True
-    relation, number = _COUNT.fullmatch(str(wanted)).groups()  # type: ignore[union-attr]  # it was checked
-    if not isinstance(have, int):
+    match = _COUNT.fullmatch(str(limit))  # load and parse_marker have checked the syntax
+    if match is None or not isinstance(count, int):
         return False
+    relation, number = match[1], int(match[2])
     return (
-        have <= int(number)
+        count <= number
         if relation == "<="
-        else have >= int(number)
+        else count >= number
         if relation == ">="
-        else have == int(number)
+        else count == number
     )
 
 
 class Sla(msgspec.Struct, frozen=True, kw_only=True):
-    """One promise.
+    """An SLA: a selection of runs, and promises about them.
 
     Attributes:
-        always: what each run in the window is within. objectives: what a share of them is within.
-        regression: by number, how much longer it may take than before, such as 0.1.
+        always: limits that each run in the window must meet.
+        objectives: limits that a share of the runs must meet.
+        regression: for each number the tolerated growth compared with earlier runs, as a fraction.
+        confidence: the confidence with which objectives are proven, from 0.5 to below 1.
+        window: the runs that count.
+        at_least: the number of runs below which no line is met, and no objective is broken.
     """
 
     name: str
@@ -119,11 +143,13 @@ class Sla(msgspec.Struct, frozen=True, kw_only=True):
     at_least: int = 1
 
     def needs(self, objective: Condition, misses: int = 0) -> int:
-        """How many runs an objective takes if no more than these miss it."""
+        """Return the number of runs that an objective takes if ``misses`` of them miss it."""
         return max(self.at_least, runs_needed(objective.share, misses, self.confidence))
 
 
-class _Written(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class _WrittenSla(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An SLA as it is written in a file."""
+
     name: str
     where: Where = Where()
     always: list[str] = []
@@ -135,178 +161,223 @@ class _Written(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Defaults(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The settings of SLAs that do not give them."""
+
     confidence: float | str = 0.95
     window: str = "30 nights"
     at_least: int = 1
 
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A file of SLAs as it is written."""
+
     version: int
-    slas: list[_Written]
+    slas: list[_WrittenSla]
     defaults: _Defaults = msgspec.field(default_factory=_Defaults)
 
 
 def load(path: Path) -> list[Sla]:
-    """The SLAs in a file, in YAML or JSON.
+    """Return the SLAs of a file in YAML or JSON.
 
     Raises:
-        BadInput: naming file, place and remedy.
+        BadInput: if the file cannot be read or is invalid, or contains no SLA. The error names
+            file, field and remedy.
     """
     try:
-        found = msgspec.convert(read_document("file", path), _File)
+        document = msgspec.convert(read_document("file", path), _File)
     except msgspec.ValidationError as error:
-        raise BadInput("file", str(path), f"mend it: {' '.join(str(error).split())}") from None
-    if found.version != VERSION:
+        problem = " ".join(str(error).split())
+        raise BadInput("file", str(path), f"correct the file: {problem}") from None
+    if document.version != VERSION:
         raise BadInput(
-            "version", found.version, f"in {path}, use version {VERSION}, which this chaoskit reads"
+            "version",
+            document.version,
+            f"in {path}, use version {VERSION}, which this chaoskit reads",
         )
-    if not found.slas:
-        raise BadInput("slas", [], f"in {path}, write one at least: it promises nothing")
-    names = [one.name for one in found.slas]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise BadInput("name", twice, f"in {path}, name each one otherwise")
+    if not document.slas:
+        raise BadInput("slas", [], f"in {path}, write at least one SLA")
+    names = [sla.name for sla in document.slas]
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise BadInput("name", duplicate, f"in {path}, give each SLA a different name")
     try:
-        return [_checked(one, found.defaults) for one in found.slas]
+        return [_build_sla(sla, document.defaults) for sla in document.slas]
     except BadInput as error:
         raise BadInput(error.field, error.value, f"in {path}, {error.remedy}") from None
 
 
-def of_marker(name: str, lines: Sequence[object], options: Mapping[str, Any]) -> Sla:
-    """The SLA that the marker of a test states.
+def parse_marker(name: str, lines: Sequence[object], options: Mapping[str, Any]) -> Sla:
+    """Return the SLA that the marker of a test states.
+
+    Args:
+        name: the name of the SLA.
+        lines: the positional arguments of the marker.
+        options: its keyword arguments: ``window``, ``confidence`` and ``at_least``.
 
     Raises:
-        BadInput: if it states none.
+        BadInput: if there is no line, a line is no text or invalid, or an option is unknown or
+            invalid. It is also raised for a window that is too small to decide a line.
     """
     for line in lines:
         if not isinstance(line, str):
             raise BadInput("sla", line, "write lines as text, such as 'lost_steps == 0'")
-    for option, value in options.items():
-        if option not in _OF_A_MARKER:
+    for option, setting in options.items():
+        if option not in _MARKER_OPTIONS:
             raise BadInput(
                 f"sla.{option}",
-                value,
-                f"use {', '.join(_OF_A_MARKER)}; for others write a file of SLAs",
+                setting,
+                f"use {', '.join(_MARKER_OPTIONS)}; other options need a file of SLAs",
             )
     return sla_of_lines(name, [str(line) for line in lines], **options)
 
 
 def sla_of_lines(name: str, lines: Sequence[str], **options: Any) -> Sla:
-    """The SLA that lines state. Raises BadInput if they state none."""
+    """Return the SLA that lines state. It selects all runs, unless ``where`` is given.
+
+    Args:
+        lines: lines that hold always, and objectives, in any order.
+        options: other fields of an SLA, with the values that a file has: ``where``,
+            ``regression``, ``confidence``, ``window`` and ``at_least``.
+
+    Raises:
+        BadInput: if a line or an option is invalid, or nothing is promised.
+    """
     try:
-        written = msgspec.convert({"name": name, **options}, _Written)
+        written = msgspec.convert({"name": name, **options}, _WrittenSla)
     except msgspec.ValidationError as error:
-        raise BadInput("sla", name, f"mend its marker: {error}") from None
+        raise BadInput("sla", name, f"correct its marker: {error}") from None
     parsed = [(line, parse(line, "sla")) for line in lines]
     written.always = [line for line, condition in parsed if not condition.is_objective]
     written.objectives = [line for line, condition in parsed if condition.is_objective]
-    return _checked(written, _Defaults())
+    return _build_sla(written, _Defaults())
 
 
-def _checked(written: _Written, defaults: _Defaults) -> Sla:
-    place = f"slas[{written.name}]"
-    always = tuple(parse(line, f"{place}.always") for line in written.always)
-    objectives = tuple(parse(line, f"{place}.objectives") for line in written.objectives)
-    for one in always:
-        if one.is_objective:
+def _build_sla(written: _WrittenSla, defaults: _Defaults) -> Sla:
+    """Return the SLA that a file states, with its lines parsed.
+
+    Raise BadInput if a field is invalid, or if the SLA can never be decided.
+    """
+    field_path = f"slas[{written.name}]"
+    always = tuple(parse(line, f"{field_path}.always") for line in written.always)
+    objectives = tuple(parse(line, f"{field_path}.objectives") for line in written.objectives)
+    for condition in always:
+        if condition.is_objective:
             raise BadInput(
-                f"{place}.always", one.text, "leave its statistic out, or write it below objectives"
+                f"{field_path}.always",
+                condition.text,
+                "leave its statistic out, or write it below objectives",
             )
-    for one in objectives:
-        if not one.is_objective:
-            remedy = (
-                f"write it below always, or give {one.number} a statistic such as {one.number}.p95"
-            )
-            raise BadInput(f"{place}.objectives", one.text, remedy)
+    for condition in objectives:
+        if not condition.is_objective:
+            remedy = f"write it below always, or give {condition.number} a statistic such as {condition.number}.p95"
+            raise BadInput(f"{field_path}.objectives", condition.text, remedy)
     if not written.name.strip():
         raise BadInput("name", written.name, "give each SLA a name")
-    _require_kinds(place, written.where.fault)
+    _require_kinds(field_path, written.where.fault)
     if not (always or objectives or written.regression):
         raise BadInput(
-            place, written.name, "give it always, objectives or regression: it promises nothing"
+            field_path,
+            written.name,
+            "give it always, objectives or regression: it promises nothing",
         )
-    for name, wanted in (("nodes", written.where.nodes), ("spares", written.where.spares)):
-        if wanted is not None and not _COUNT.fullmatch(str(wanted)):
+    for name, limit in (("nodes", written.where.nodes), ("spares", written.where.spares)):
+        if limit is not None and not _COUNT.fullmatch(str(limit)):
             raise BadInput(
-                f"{place}.where.{name}", wanted, "write a number, or one after >=, <= or =="
+                f"{field_path}.where.{name}", limit, "write a number, or one after >=, <= or =="
             )
     least = defaults.at_least if written.at_least is None else written.at_least
     if least < 1:
-        raise BadInput(f"{place}.at_least", least, "use 1 or more runs")
-    made = Sla(
+        raise BadInput(f"{field_path}.at_least", least, "use 1 or more runs")
+    sla = Sla(
         name=written.name,
         where=written.where,
         always=always,
         objectives=objectives,
         regression={
-            name: _tolerance(place, name, text) for name, text in written.regression.items()
+            name: _parse_tolerance(field_path, name, text)
+            for name, text in written.regression.items()
         },
-        confidence=_confidence(
-            place, defaults.confidence if written.confidence is None else written.confidence
+        confidence=_parse_confidence(
+            field_path, defaults.confidence if written.confidence is None else written.confidence
         ),
-        window=_parsed_window(place, written.window or defaults.window),
+        window=_parse_window(field_path, written.window or defaults.window),
         at_least=least,
     )
-    _require_decidable(place, made)
-    return made
+    _require_decidable(field_path, sla)
+    return sla
 
 
-def _require_kinds(place: str, given: list[str] | str | None) -> None:
-    known = [kind.__name__ for kind in CATALOGUE]
-    for name in [given] if isinstance(given, str) else given or ():
-        if name not in known and ":" not in name:
+def _require_kinds(field_path: str, faults: list[str] | str | None) -> None:
+    """Raise BadInput if a kind of fault is unknown."""
+    kinds = [kind.__name__ for kind in CATALOGUE]
+    for name in [faults] if isinstance(faults, str) else faults or ():
+        if name not in kinds and ":" not in name:
             remedy = "name a kind of fault, or module:Class for one of your own"
-            raise BadInput(f"{place}.where.fault", name, name_remedy(name, known, remedy))
+            raise BadInput(f"{field_path}.where.fault", name, name_remedy(name, kinds, remedy))
 
 
-def _require_decidable(place: str, sla: Sla) -> None:
-    """Refuse what its window can never decide."""
+def _require_decidable(field_path: str, sla: Sla) -> None:
+    """Raise BadInput if the window is too small for a promise to be ever decided."""
     if sla.window.unit == "run" and sla.at_least > sla.window.count:
         raise BadInput(
-            f"{place}.at_least",
+            f"{field_path}.at_least",
             sla.at_least,
             f"widen its window, which has {sla.window.count} runs",
         )
-    for one in sla.objectives:
-        if sla.window.unit == "run" and (needed := sla.needs(one)) > sla.window.count:
-            told = f"{needed} runs without a miss show it with {sla.confidence:.0%} confidence, and the window has"
+    for objective in sla.objectives:
+        if sla.window.unit == "run" and (needed := sla.needs(objective)) > sla.window.count:
+            explanation = f"{needed} runs without a miss show it with {sla.confidence:.0%} confidence, and the window has"
             raise BadInput(
-                f"{place}.objectives", one.text, f"widen its window: {told} {sla.window.count}"
+                f"{field_path}.objectives",
+                objective.text,
+                f"widen its window: {explanation} {sla.window.count}",
             )
         if sla.window.unit == "night" and sla.window.count < NIGHTS_LEAST:
-            told = f"an objective needs {NIGHTS_LEAST} nights at least, and the window has {sla.window.count}"
-            raise BadInput(f"{place}.objectives", one.text, f"widen its window: {told}")
+            explanation = f"an objective needs {NIGHTS_LEAST} nights at least, and the window has {sla.window.count}"
+            raise BadInput(
+                f"{field_path}.objectives", objective.text, f"widen its window: {explanation}"
+            )
 
 
-def _confidence(place: str, given: float | str) -> float:
-    found = _SHARE.fullmatch(given) if isinstance(given, str) else None
-    value = float(found[1]) / 100 if found else given if isinstance(given, float | int) else 0.0
-    if not 0.5 <= value < 1:
+def _parse_confidence(field_path: str, given: float | str) -> float:
+    """Return a confidence as a share. Raise BadInput if it is out of range."""
+    match = _SHARE.fullmatch(given) if isinstance(given, str) else None
+    share = float(match[1]) / 100 if match else given if isinstance(given, float | int) else 0.0
+    if not 0.5 <= share < 1:
         raise BadInput(
-            f"{place}.confidence", given, "use a share from 50 % to below 100 %, such as 95 %"
+            f"{field_path}.confidence", given, "use a share from 50 % to below 100 %, such as 95 %"
         )
-    return value
+    return share
 
 
-def _parsed_window(place: str, text: str) -> SlaWindow:
-    found = _WINDOW.fullmatch(text)
-    if found is None or not int(found[1]):
-        raise BadInput(f"{place}.window", text, "write it as 30 nights or 200 runs")
-    return SlaWindow(int(found[1]), "night" if found[2] == "night" else "run")
+def _parse_window(field_path: str, text: str) -> SlaWindow:
+    """Return the window of a text such as ``30 nights``. Raise BadInput for other texts."""
+    match = _WINDOW.fullmatch(text)
+    if match is None or not int(match[1]):
+        raise BadInput(f"{field_path}.window", text, "write it as 30 nights or 200 runs")
+    return SlaWindow(int(match[1]), "night" if match[2] == "night" else "run")
 
 
-def _tolerance(place: str, name: str, text: str) -> float:
-    above, mark, below = (part.strip() for part in name.partition("/"))
+def _parse_tolerance(field_path: str, name: str, text: str) -> float:
+    """Return the tolerance of a regression as a fraction, above 0 and at most 10.
+
+    Raise BadInput if the number is no duration, or the tolerance is invalid.
+    """
+    numerator, mark, divisor = (part.strip() for part in name.partition("/"))
     durations = [
-        one for one, kind in KNOWN.items() if kind == ("s", "lower") and one not in DIVISORS
+        number
+        for number, kind in KNOWN.items()
+        if kind == ("s", "lower") and number not in DIVISORS
     ]
-    if above not in durations or (mark and below not in DIVISORS):
+    if numerator not in durations or (mark and divisor not in DIVISORS):
         remedy = (
             f"name one of {', '.join(durations)}, or one of them divided by {' or '.join(DIVISORS)}"
         )
-        raise BadInput(f"{place}.regression", name, remedy)
-    found = _SHARE.fullmatch(text)
-    if found is None or not 0 < float(found[1]) / 100 <= _TOLERANCE_MOST:
+        raise BadInput(f"{field_path}.regression", name, remedy)
+    match = _SHARE.fullmatch(text)
+    if match is None or not 0 < float(match[1]) / 100 <= _TOLERANCE_MOST:
         raise BadInput(
-            f"{place}.regression.{name}", text, "write how much longer it may take, such as 10 %"
+            f"{field_path}.regression.{name}",
+            text,
+            "write how much longer it may take, such as 10 %",
         )
-    return float(found[1]) / 100
+    return float(match[1]) / 100

@@ -1,4 +1,8 @@
-"""What is under test, where that is not chaoskit's own runtime: any command, seen by what it prints."""
+"""Commands under test in place of chaoskit's own runtime, observed through their output.
+
+-> ``experiment/run/command_run.py``: how one is run. ``experiment/judge/command_judge.py``: how a
+run is judged.
+"""
 
 from chaoskit.stacks.patterns import LogPatterns
 

@@ -1,38 +1,37 @@
-"""A command on several nodes: what stands in its arguments and its environment on each of them."""
+"""The arguments and environment of a command on each of its nodes.
+
+-> ``substrate/cluster/bare.py`` and ``substrate/cluster/command_runner.py`` start it there.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from chaoskit.errors import BadInput
-from chaoskit.substrate.core.launched_ranks import VARIABLES
-
-#: What a process tells its children about its place in a world of its own: not that of the command.
-_OF_ANOTHER_WORLD = (
-    *VARIABLES,
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "ROLE_RANK",
-    "SLURM_LOCALID",
-)
-
-
-#: What the harness itself tells each command of a run.
-_GIVEN = ("NODE_RANK", "NNODES", "MASTER_ADDR", "MASTER_PORT", "CHAOSKIT_RUN_DIR", "CHAOSKIT_DISK")
+from chaoskit.substrate.core.command_environment import HARNESS_VARIABLES, CommandEnvironment
+from chaoskit.substrate.supervisor.sources import NEVER_COPIED
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A node, as its command is told of it; the names of the fields are those of the placeholders.
+class CommandNode:
+    """The values for a command on one node.
+
+    The fields, except ``interface``, are named after the placeholders.
 
     Attributes:
-        address: of this node; master_addr: of the first one, where master_port is free.
-        run_dir: a directory of this run alone, the same on all nodes, for checkpoints.
-        disk: a directory of this run and node alone: the one that faults of disks trouble.
-        interface: the network link that leads to the others.
+        node_rank: the number of the node, from 0.
+        nodes: the number of nodes.
+        address: the address of this node.
+        master_addr, master_port: the address of the first node, and a free port there.
+        run_dir: a directory for checkpoints, used by this run only and the same on all nodes; "" if
+            the nodes share none.
+        disk: a directory used by this run and node only, which disk faults affect.
+        seed: the seed of the run.
+        interface: the network interface towards the other nodes; "" for any.
     """
 
     node_rank: int
@@ -46,7 +45,7 @@ class Place:
     interface: str
 
 
-#: A name in braces that no shell would replace.
+#: A name in braces, without the dollar sign of a shell variable.
 _BRACES = re.compile(r"(?<!\$)\{([A-Za-z_-]+)\}")
 
 PLACEHOLDERS = (
@@ -61,66 +60,90 @@ PLACEHOLDERS = (
 )
 
 
-def arguments(command: Sequence[str], place: Place) -> tuple[str, ...]:
-    """``command`` with the placeholders of one node filled in. Other braces stay as they are."""
-    return tuple(_filled(argument, place) for argument in command)
+def arguments(command: Sequence[str], node_values: CommandNode) -> tuple[str, ...]:
+    """Return ``command`` with the placeholders of one node filled in.
+
+    Other braces stay as they are.
+    """
+    return tuple(_fill_placeholders(argument, node_values) for argument in command)
 
 
-def _filled(argument: str, place: Place) -> str:
+def _fill_placeholders(argument: str, node_values: CommandNode) -> str:
+    """Return an argument with its placeholders filled in."""
     for name in PLACEHOLDERS:
-        argument = argument.replace(f"{{{name}}}", str(getattr(place, name)))
+        argument = argument.replace(f"{{{name}}}", str(getattr(node_values, name)))
     return argument
 
 
-def inherited_variables(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return those variables of the harness that its commands have, too."""
-    return {
-        name: value
-        for name, value in inherited.items()
-        if name not in {*_OF_ANOTHER_WORLD, *_GIVEN}
-    }
+def path_on_node(argument: str, paths: Mapping[str, str]) -> str:
+    """Return an argument as the node sees it: a path below a copied directory names the copy.
+
+    Any other argument is returned as it is, such as one in a folder that is never copied. Of nested
+    directories the innermost counts.
+
+    Args:
+        argument: an argument of the command, or its working directory.
+        paths: directory of this host -> its copy on the node.
+    """
+    if not Path(argument).is_absolute():
+        return argument
+    path = Path(os.path.normpath(argument))  # a copy has no path that leads out of it
+    for directory in (path, *path.parents):
+        if (copy := paths.get(str(directory))) is not None:
+            inner_path = path.relative_to(directory)
+            is_copied = not any(part in NEVER_COPIED for part in inner_path.parts)
+            return str(Path(copy) / inner_path) if is_copied else argument
+    return argument
 
 
-def environment(inherited: Mapping[str, str], place: Place) -> dict[str, str]:
-    """The environment of the command on one node: what the harness has, the place, and one thread for arithmetic."""
-    usual = {  # unless the user has chosen otherwise
+def environment(node_values: CommandNode) -> CommandEnvironment:
+    """Return the variables that the command on one node gets besides those of its node.
+
+    One thread for arithmetic, the network interface of gloo and NCCL, and unbuffered output are set
+    unless the user sets them. A variable without a value is left out.
+    """
+    defaults = {
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": place.interface,
-        "NCCL_SOCKET_IFNAME": place.interface,
-        "PYTHONUNBUFFERED": "1",  # else a step would show in the log when a buffer is full
+        "GLOO_SOCKET_IFNAME": node_values.interface,
+        "NCCL_SOCKET_IFNAME": node_values.interface,
+        "PYTHONUNBUFFERED": "1",  # else a step appears in the log only when a buffer is full
     }
     values = (
-        place.node_rank,
-        place.nodes,
-        place.master_addr,
-        place.master_port,
-        place.run_dir,
-        place.disk,
+        node_values.node_rank,
+        node_values.nodes,
+        node_values.master_addr,
+        node_values.master_port,
+        node_values.run_dir,
+        node_values.disk,
     )
-    given = {name: str(value) for name, value in zip(_GIVEN, values, strict=True)}
-    return {**usual, **inherited_variables(inherited), **given}
+    settings = {
+        name: str(setting)
+        for name, setting in zip(HARNESS_VARIABLES, values, strict=True)
+        if setting != ""
+    }
+    return CommandEnvironment(defaults, settings)
 
 
 def require_command(command: object) -> tuple[str, ...]:
-    """``command`` as a tuple of texts.
+    """Return ``command`` as a tuple of texts.
 
     Raises:
-        BadInput: if it is something else, or empty.
+        BadInput: if it is empty or not a list of texts, or a placeholder is misspelled.
     """
     if isinstance(command, str) or not isinstance(command, Sequence) or not command:
         raise BadInput("command", command, 'use a list of texts, such as ["torchrun", "train.py"]')
     for before, argument in zip(("", *command), command, strict=False):
         if not isinstance(argument, str) or "\0" in argument:
             raise BadInput("command", argument, "use texts only")
-        if before != "-c":  # that is code, whose braces may be its own
+        if before != "-c":  # an argument after -c is code with braces of its own
             _require_placeholders(argument)
     return tuple(command)
 
 
 def _require_placeholders(argument: str) -> None:
-    """Refuse a placeholder that differs from a known one in case, ``-`` or ``_`` only. Raises BadInput."""
+    """Raise BadInput for a placeholder that differs from a valid one in case or dashes only."""
     names = {name.replace("_", ""): name for name in PLACEHOLDERS}
     for written in _BRACES.findall(argument):
         name = names.get(written.lower().replace("-", "").replace("_", ""), written)

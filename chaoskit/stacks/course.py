@@ -1,7 +1,10 @@
-"""The course of a training, as the logs of its nodes tell it: which steps were shown when, how often, with which loss.
+"""The course of a training in the logs of its nodes: the time, frequency and loss of each step.
 
-Several ranks may print the same step, so a step that is shown twice was not computed again by that alone. How often an
-unbroken run shows it is known from the twin, or else guessed from the steps before the first fault.
+Several ranks may print the same step, so a step that is shown twice was not necessarily computed
+again. The usual frequency comes from the twin, or else from the steps before the first fault.
+
+-> ``stacks/log.py``: how lines are read. ``stacks/felt.py``: the effect of a fault in them.
+``experiment/judge/command_judge.py``: which of them fail a run.
 """
 
 from __future__ import annotations
@@ -11,12 +14,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from chaoskit.stacks.log import Line
+from chaoskit.stacks.log import CommandLogLine
 
 
 @dataclass
 class Shown:
-    """One step. ``at_ns``: every time that it was shown. ``losses``: those of its last attempt, in order."""
+    """A step in the logs.
+
+    Attributes:
+        at_ns: the times at which the step was shown.
+        losses: the losses of its last attempt, in the order of the lines.
+        attempt: the number of that attempt, from 1.
+    """
 
     at_ns: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -24,7 +33,11 @@ class Shown:
 
 
 class Usual:
-    """How often an unbroken run shows each step: as ``counts`` say, other steps as often as most of those."""
+    """The number of times that an unbroken run shows each step.
+
+    Args:
+        counts: step -> how often it is shown. Other steps are shown as often as most of these.
+    """
 
     def __init__(self, counts: Mapping[int, int]) -> None:
         self._counts = counts
@@ -34,27 +47,32 @@ class Usual:
         return self._counts.get(step, self._other)
 
     @classmethod
-    def before(cls, lines: Iterable[Line], t_ns: float) -> Usual:
-        """Where there is no twin: as often as most steps of this run before its first fault."""
+    def before(cls, lines: Iterable[CommandLogLine], t_ns: float) -> Usual:
+        """Return the usual numbers of a run without a twin, by its lines up to ``t_ns``.
+
+        Every step counts as shown as often as most of those steps. ``t_ns`` is the time of the
+        first fault.
+        """
         counts = Counter(line.step for line in lines if line.step is not None and line.t_ns <= t_ns)
         usual = cls(counts)
-        usual._counts = {}  # not every step of a broken run is whole
+        usual._counts = {}  # the last step before a fault may be incomplete
         return usual
 
 
 class Course:
-    """The steps that ``lines`` show, which are in the order in which they were read.
+    """The steps that ``lines`` show, in the order in which the lines were read.
 
     Attributes:
-        usual: how often an unbroken run shows a step.
+        usual: returns how often an unbroken run shows a step.
+        steps: step -> its lines.
+        records: (time in ns, step) of each step that was higher than all before.
     """
 
-    def __init__(self, lines: Iterable[Line], usual: Usual | None = None) -> None:
+    def __init__(self, lines: Iterable[CommandLogLine], usual: Usual | None = None) -> None:
         self.usual = usual or Usual({})
         self.steps: dict[int, Shown] = {}
-        self.records: list[
-            tuple[int, int]
-        ] = []  # (time, step), whenever a step was higher than all before
+        # (time, step), whenever a step was higher than all before
+        self.records: list[tuple[int, int]] = []
         self._attempt, self._in_attempt = 1, Counter[int]()
         latest: dict[str, int] = {}
         for line in lines:
@@ -67,11 +85,14 @@ class Course:
         self.steps = dict(sorted(self.steps.items()))
 
     def _show(self, step: int, t_ns: int) -> None:
+        """Add a step that a line shows to ``steps``, and to ``records`` if it is the highest.
+
+        A step that is shown more often than usual begins a new attempt.
+        """
         if not self.records or step > self.records[-1][1]:
             self.records.append((t_ns, step))
-        if self._in_attempt[step] >= self.usual(
-            step
-        ):  # once more than in one attempt: it has begun again
+        # more often than in one attempt, so a new one has begun
+        if self._in_attempt[step] >= self.usual(step):
             self._attempt += 1
             self._in_attempt.clear()
         self._in_attempt[step] += 1
@@ -83,19 +104,22 @@ class Course:
 
     @property
     def highest(self) -> int | None:
-        """The highest step that was shown."""
+        """The highest step that was shown; None if none was."""
         return self.records[-1][1] if self.records else None
 
     def highest_before(self, t_ns: float) -> int:
-        """The highest step that was shown by then; -1 if none was."""
+        """Return the highest step that was shown by a time; -1 if none was."""
         return max((step for at_ns, step in self.records if at_ns <= t_ns), default=-1)
 
     def next_record(self, t_ns: float) -> tuple[int, int] | None:
-        """When the first step was shown that is higher than all by that time, and which: (time, step)."""
+        """Return (time, step) of the first new highest step after a time; None for none."""
         return next((record for record in self.records if record[0] > t_ns), None)
 
     def went_back(self, t_ns: float, until_ns: float) -> int | None:
-        """The lowest step that was shown again in this time; None if none was."""
+        """Return the lowest step that was shown again after ``t_ns`` and by ``until_ns``, or None.
+
+        Only a step that is shown more often than usual counts.
+        """
         again = [
             step
             for step, shown in self.steps.items()
@@ -106,25 +130,28 @@ class Course:
         return min(again, default=None)
 
     def counts(self) -> dict[int, int]:
-        """How often each step was shown."""
+        """Return how often each step was shown."""
         return {step: len(shown.at_ns) for step, shown in self.steps.items()}
 
     def lost_steps(self) -> int:
-        """Steps that were shown, and that were computed again all the same; each as often as that happened."""
+        """Return the number of times that steps were computed again after they had been shown."""
         return sum(
             math.ceil(len(shown.at_ns) / self.usual(step)) - 1 for step, shown in self.steps.items()
         )
 
     def losses(self) -> dict[int, tuple[float, ...]]:
-        """The different losses of each step that has one, in its last attempt; those that are not numbers first."""
+        """Return the different losses of each step in its last attempt; NaN comes first.
+
+        Steps without a loss are left out.
+        """
         return {step: distinct(shown.losses) for step, shown in self.steps.items() if shown.losses}
 
 
-def went_back(lines: Iterable[Line]) -> tuple[str, int, int] | None:
-    """Return where a training began again by itself: node, the step before, and the lower one after; None: nowhere.
+def went_back(lines: Iterable[CommandLogLine]) -> tuple[str, int, int] | None:
+    """Return where a training began again by itself: node, step before, step after; or None.
 
-    Ranks that print side by side show every step equally often, and in order. A step is shown again after a higher one,
-    and more often than others of its node, where it was computed again.
+    Ranks that print side by side show every step equally often, and in order. A step that was
+    computed again is shown after a higher one, and more often than others of its node.
     """
     by_node: dict[str, list[int]] = {}
     for line in lines:
@@ -141,22 +168,36 @@ def went_back(lines: Iterable[Line]) -> tuple[str, int, int] | None:
 
 
 def distinct(losses: Iterable[float]) -> tuple[float, ...]:
-    """Each value once, in order. Two NaN are one."""
+    """Return each loss once, the smallest first and NaN before it; two NaN count as one."""
     by_text = {repr(loss): loss for loss in losses}
     return tuple(sorted(by_text.values(), key=lambda loss: (not math.isnan(loss), loss)))
 
 
-def differs(mine: tuple[float, ...], theirs: tuple[float, ...], tolerance: float) -> bool:
-    """Whether the losses of a step are others than the unbroken run's."""
-    if repr(mine) == repr(theirs):
+def differs(own: tuple[float, ...], reference: tuple[float, ...], tolerance: float) -> bool:
+    """Return whether the losses of a step differ from those of the unbroken run.
+
+    Each loss of one side must be close to any of the other.
+
+    Args:
+        tolerance: allowed difference as a fraction of the reference (absolute if that is below 1);
+            0 if the numbers must be equal.
+    """
+    if repr(own) == repr(reference):
         return False
     return not (
-        all(any(_near(one, other, tolerance) for other in theirs) for one in mine)
-        and all(any(_near(one, other, tolerance) for one in mine) for other in theirs)
+        all(
+            any(_near(own_loss, reference_loss, tolerance) for reference_loss in reference)
+            for own_loss in own
+        )
+        and all(
+            any(_near(own_loss, reference_loss, tolerance) for own_loss in own)
+            for reference_loss in reference
+        )
     )
 
 
-def _near(mine: float, theirs: float, tolerance: float) -> bool:
-    if repr(mine) == repr(theirs):
+def _near(own: float, reference: float, tolerance: float) -> bool:
+    """Return whether two losses are equal within a tolerance, which is that of :func:`differs`."""
+    if repr(own) == repr(reference):
         return True
-    return tolerance > 0 and abs(mine - theirs) <= tolerance * max(1.0, abs(theirs))
+    return tolerance > 0 and abs(own - reference) <= tolerance * max(1.0, abs(reference))

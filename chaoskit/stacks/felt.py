@@ -1,7 +1,10 @@
-"""How a training felt a fault, as its log shows it: it went back, or stood still, and then came to a new step.
+"""Effect of a fault on a training, as its log shows it: steps shown again, or a pause.
 
-A step that was in flight when the fault struck may be shown right after it, and ranks that nobody has told yet may go
-on for a while: none of these is a recovery.
+A step that was in flight when the fault struck may be shown right after it. Ranks that do not know
+of the fault yet may go on for a while. Neither is a recovery.
+
+-> ``stacks/course.py``: the steps. ``experiment/judge/command_judge.py``: how a fault is matched
+with its effect.
 """
 
 from __future__ import annotations
@@ -12,19 +15,20 @@ from statistics import median
 
 from chaoskit.stacks.course import Course
 
-#: A pause of so many usual steps is one.
+#: A time without a new step counts as a pause from so many usual steps on.
 PAUSE_STEPS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Felt:
-    """The first thing in the log that a fault can have caused.
+    """The first effect in the log that a fault can have caused.
 
     Attributes:
-        step: the last new one before it.
+        step: the last new step before it; -1 if there was none.
         back: the lowest step that was shown again; None if the log did not go back.
-        pause_s: how long no new step was shown.
-        end: when a step was shown that was higher than all before, and which; None if there was none.
+        pause_s: the time in seconds without a new step; 0 if none followed.
+        end: (time in ns, step) of the next step that was higher than all before; None if there was
+            none.
     """
 
     step: int
@@ -34,7 +38,10 @@ class Felt:
 
 
 def usual_step_s(course: Course, before_ns: float) -> float:
-    """Median time between two new steps before the fault, or in the whole run where there are too few; 0 for none."""
+    """Return the median time between two new steps before the fault, in seconds.
+
+    With too few steps before the fault, it is the median over the whole run; 0 if there is none.
+    """
     times = [at_ns for at_ns, _ in course.records]
     earlier = [at_ns for at_ns in times if at_ns <= before_ns]
     pauses = [
@@ -44,9 +51,14 @@ def usual_step_s(course: Course, before_ns: float) -> float:
 
 
 def look(course: Course, done_ns: int, until_ns: float) -> Felt | None:
-    """How the training felt what was in force from ``done_ns`` on, when nothing else was done until ``until_ns``.
+    """Return the effect of a fault in force from ``done_ns`` on, before another at ``until_ns``.
 
-    A log that goes back does so for a reason, whenever that is. A pause is the fault's if it begins soon after it.
+    A log that goes back is an effect at any time. A pause is an effect if it begins soon after the
+    fault. Return None if the log shows no effect.
+
+    Args:
+        done_ns: time at which the fault was in force.
+        until_ns: time of the next fault; infinity for none.
     """
     step_s = usual_step_s(course, done_ns)
     records = [record for record in course.records if done_ns < record[0]]
@@ -56,8 +68,8 @@ def look(course: Course, done_ns: int, until_ns: float) -> Felt | None:
             return None
         back = course.went_back(before[0], record[0])
         pause_s = (record[0] - before[0]) / 1e9
-        soon = (before[0] - done_ns) / 1e9 <= PAUSE_STEPS * step_s
-        if back is not None or (step_s > 0 and soon and pause_s > PAUSE_STEPS * step_s):
+        is_soon = (before[0] - done_ns) / 1e9 <= PAUSE_STEPS * step_s
+        if back is not None or (step_s > 0 and is_soon and pause_s > PAUSE_STEPS * step_s):
             return Felt(before[1], back, pause_s, record)
         before = record
     back = course.went_back(before[0], float("inf"))

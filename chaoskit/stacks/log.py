@@ -1,16 +1,25 @@
-"""Reads the logs of a command's nodes while they grow: bytes in, steps and losses out."""
+"""Reader of the logs of a command's nodes while they grow, from bytes to steps and losses.
+
+-> ``stacks/patterns.py``: how a line is matched. ``experiment/injection/command_follower.py`` feeds
+it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chaoskit.rules.follow import Splitter
+from chaoskit.rules.log_file import LineSplitter
 from chaoskit.stacks.patterns import LogPatterns
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A line that shows a step, a loss, or both. ``t_ns``: when it was read, on the monotonic clock."""
+class CommandLogLine:
+    """A line that shows a step, a loss, or both, read at ``t_ns`` on the monotonic clock.
+
+    Attributes:
+        step: None if the line shows none.
+        loss: the loss as it was printed; None if the line shows none.
+    """
 
     t_ns: int
     node: str
@@ -19,37 +28,40 @@ class Line:
 
 
 class LogReader:
-    """What the logs of all nodes show. Pure: it is fed.
+    """The content of the logs of all nodes. Pure: the caller feeds it.
 
     Attributes:
-        lines: how many there were, whether they show something or not. steps, losses: how many show one.
-        example: the first line that shows no step. odd: the first text that a pattern took for a number.
-        unread: how many lines show the number of a step in a form that cannot be read.
-        unread_last: how many of these came after the last line whose step was read.
-        drawn: how many lines with a step were drawn over by the next line, as a progress bar does it.
-        highest: step that was shown; None before the first.
-        first_ns, last_ns: when the first and the last line that shows a step were read; None before the first.
+        lines: the number of lines.
+        steps, losses: the number of lines that show a step, or a loss.
+        example: the first line that shows no step; "" if there is none.
+        odd: the first text that a pattern matched and that is no number; "" if there is none.
+        unread: the number of lines with a step in a form that cannot be read.
+        unread_last: the number of such lines after the last line with a readable step.
+        drawn: the number of lines with a step that were overwritten by the next line, as by a
+            progress bar.
+        highest: the highest step; None before the first.
+        first_ns, last_ns: the time at which the first and the last line with a step were read; None
+            before the first.
     """
 
     def __init__(self, patterns: LogPatterns) -> None:
         self._patterns = patterns
-        self._splitters: dict[str, Splitter] = {}
-        self._last_is_drawn: dict[
-            str, bool
-        ] = {}  # by node, of a line that ends with all that was read
+        self._splitters: dict[str, LineSplitter] = {}
+        # node -> the last line read so far was a step that ends with a carriage return
+        self._last_is_drawn: dict[str, bool] = {}
         self.lines = self.steps = self.losses = self.unread = self.unread_last = self.drawn = 0
         self.example = self.odd = ""
         self.highest: int | None = None
         self.first_ns: int | None = None
         self.last_ns: int | None = None
 
-    def feed(self, node: str, data: bytes, t_ns: int) -> list[Line]:
-        """Take in what a node has written."""
+    def feed(self, node: str, data: bytes, t_ns: int) -> list[CommandLogLine]:
+        """Read output of a node, update the counts, and return its lines with a step or a loss."""
         if self._last_is_drawn.pop(node, False) and data.startswith(b"\n"):
-            self.drawn -= 1  # the carriage return was one half of the end of a line
-        lines: list[Line] = []
+            self.drawn -= 1  # the carriage return was half of a line end
+        lines: list[CommandLogLine] = []
         shows_step = is_drawn = False
-        for text, is_drawn in self._splitters.setdefault(node, Splitter()).feed_with_ends(data):
+        for text, is_drawn in self._splitters.setdefault(node, LineSplitter()).feed_with_ends(data):
             line = self._read(node, text, t_ns)
             shows_step = line is not None and line.step is not None
             self.drawn += shows_step and is_drawn
@@ -58,27 +70,28 @@ class LogReader:
         self._last_is_drawn[node] = shows_step and is_drawn and data.endswith(b"\r")
         return lines
 
-    def _read(self, node: str, text: str, t_ns: int) -> Line | None:
+    def _read(self, node: str, text: str, t_ns: int) -> CommandLogLine | None:
+        """Count a line and return the step and loss that it shows, or None."""
         self.lines += 1
-        found = self._patterns.read(text)
-        if found is None or found.step is None:
+        shown = self._patterns.read(text)
+        if shown is None or shown.step is None:
             self.example = self.example or text
-        if found is None:
+        if shown is None:
             return None
-        if found.is_unread and not self.unread:
-            self.odd = found.odd  # it tells more than what is no number at all
-        self.odd = self.odd or found.odd
-        self.unread += found.is_unread
-        self.unread_last += found.is_unread
-        self.losses += found.loss is not None
-        if found.step is not None:
+        if shown.is_unread and not self.unread:
+            self.odd = shown.odd  # an unreadable number says more than a text without a number
+        self.odd = self.odd or shown.odd
+        self.unread += shown.is_unread
+        self.unread_last += shown.is_unread
+        self.losses += shown.loss is not None
+        if shown.step is not None:
             self.steps += 1
             self.unread_last = 0
             self.first_ns = self.first_ns or t_ns
             self.last_ns = t_ns
-            self.highest = found.step if self.highest is None else max(self.highest, found.step)
+            self.highest = shown.step if self.highest is None else max(self.highest, shown.step)
         return (
             None
-            if found.step is None and found.loss is None
-            else Line(t_ns, node, found.step, found.loss)
+            if shown.step is None and shown.loss is None
+            else CommandLogLine(t_ns, node, shown.step, shown.loss)
         )

@@ -1,8 +1,10 @@
-"""The part of a log that says why a command failed: the line of its error, and some lines around it.
+"""The part of a log that shows why a command failed: its error line, and some lines around it.
 
-Launchers print a report after the error of a rank, and ranks print errors about a lost peer after the error of that
-peer. So the last line like an error is taken of the first of these kinds that the log has: an error of the program,
-a lost connection, the report of a launcher.
+Launchers print a report after the error of a rank, and ranks print errors about a lost peer after
+the error of that peer. So the result is the last error line of the first kind that the log has: an
+error of the program, a lost connection, the report of a launcher.
+
+-> ``experiment/run/log_ends.py``: which logs are searched, and when.
 """
 
 from __future__ import annotations
@@ -15,14 +17,13 @@ from pathlib import Path
 from chaoskit.stacks.patterns import strip_escapes
 
 LINES = 10
-_BYTES = 1 << 16  # of the end of a log, in which the error is looked for
+_BYTES = 1 << 16  # the error is searched in so many bytes at the end of a log
 _CHUNK_BYTES = 1 << 20
-_WIDTH = 300  # of a line that is shown
-_AFTER = 2  # lines after the error: messages may have several
+_CHARS_SHOWN = 300  # characters of a line that are shown
+_LINES_AFTER = 2  # lines after the error, since messages may have several
 
-_PREFIX = re.compile(
-    r"^(?:\[[^\]]*\]:?\s?|\d+: )+"
-)  # of a rank: torch has "[rank1]: ", torchrun --tee "[default1]:"
+# prefix of a rank: "[rank1]: " by torch, "[default1]:" by torchrun --tee
+_PREFIX = re.compile(r"^(?:\[[^\]]*\]:?\s?|\d+: )+")
 _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Expired)\b(?::|$)"
@@ -43,9 +44,8 @@ _LOST_PEER = re.compile(
 _REPORT = re.compile(
     r"failed \(exitcode|CalledProcessError|^srun: error|^slurmstepd: error|^mpirun noticed|non-zero exit code"
 )
-_NO_CAUSE = re.compile(
-    r"ChildFailedError|SignalException|error_file:|^\s*traceback :"
-)  # parts of such a report
+# parts of such a report without the cause
+_NO_CAUSE = re.compile(r"ChildFailedError|SignalException|error_file:|^\s*traceback :")
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 _STALE_ADDRESSES = (
@@ -53,7 +53,7 @@ _STALE_ADDRESSES = (
     f"start torchrun with {_OWN_STORE} in its environment, unless it has that"
 )
 _FAILED_MESH = b"connectFullMesh failed"
-_GLOO_PAIR = b"gloo/transport/tcp/pair.cc"  # where gloo says that it lost a connection
+_GLOO_PAIR = b"gloo/transport/tcp/pair.cc"  # source of gloo's message about a lost connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class LogPart:
     """Some lines of a log.
 
     Attributes:
-        error: the line that looks most like the cause; "" where none looks like an error.
-        lines: those around it, or else the last ones.
+        error: the line that looks most like the cause; "" if no line looks like an error.
+        lines: the lines around it, or else the last ones.
     """
 
     error: str
@@ -70,7 +70,7 @@ class LogPart:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the last lines of a file, at most 64 KiB of it; none where the file cannot be read."""
+    """Return the last lines of a file, from at most 64 KiB; none if the file cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -85,29 +85,34 @@ def read_lines(path: Path) -> list[str]:
 def find_error(
     lines: Sequence[str], shows_step: Callable[[str], bool] = lambda line: False
 ) -> LogPart:
-    """Return the line that says why a command failed, and :data:`LINES` lines in which it stands, or the last ones.
+    """Return the line that shows why a command failed and lines around it, or else the last lines.
 
     Args:
-        shows_step: of a line, whether it shows a step or a loss, and so no error.
+        lines: the lines of a log.
+        shows_step: returns whether a line shows a step or a loss, and so no error.
     """
-    shown = [line for line in map(_as_shown, lines) if _PREFIX.sub("", line).strip(" \t^~")]
+    shown = [line for line in map(_final_text, lines) if _PREFIX.sub("", line).strip(" \t^~")]
     kinds = [
         0 if shows_step(line) else kind for line, kind in zip(shown, _kinds(shown), strict=True)
     ]
     kind = min(filter(None, kinds), default=0)
     if not kind:
-        return LogPart("", tuple(line[:_WIDTH] for line in shown[-LINES:]))
+        return LogPart("", tuple(line[:_CHARS_SHOWN] for line in shown[-LINES:]))
     place = len(kinds) - 1 - kinds[::-1].index(kind)
-    end = len(shown) if place >= len(shown) - LINES else place + 1 + _AFTER
+    end = len(shown) if place >= len(shown) - LINES else place + 1 + _LINES_AFTER
     part = shown[max(0, end - LINES) : end]
-    return LogPart(shown[place].strip()[:_WIDTH], tuple(line[:_WIDTH] for line in part))
+    return LogPart(shown[place].strip()[:_CHARS_SHOWN], tuple(line[:_CHARS_SHOWN] for line in part))
 
 
 def find_hints(path: Path, command: Sequence[str], *, stood_still: bool = False) -> list[str]:
-    """Return what helps against failures that a log shows, where the command does not have the setting already.
+    """Return advice against failures in a log, a sentence each; none if nothing known is in it.
+
+    Nothing is advised if the command already has the setting.
 
     Args:
-        stood_still: the command was ended, as it did not end by itself.
+        path: the log.
+        command: the arguments of the command.
+        stood_still: True if the command did not end by itself.
     """
     if any(_OWN_STORE in word for word in command):
         return []
@@ -120,7 +125,10 @@ def find_hints(path: Path, command: Sequence[str], *, stood_still: bool = False)
 
 
 def _has(path: Path, text: bytes) -> bool:
-    """Return whether a file holds a text; a log may be too long for memory."""
+    """Return whether a file contains a text; False if it cannot be read.
+
+    It is read in chunks, since a log may be too long for memory.
+    """
     end = b""
     try:
         with path.open("rb") as file:
@@ -133,19 +141,24 @@ def _has(path: Path, text: bytes) -> bool:
     return False
 
 
-def _as_shown(line: str) -> str:
-    """Return a line as a terminal shows it: after its last carriage return, without escape sequences."""
+def _final_text(line: str) -> str:
+    """Return a line as a terminal shows it, without escape sequences and overwritten text."""
     return strip_escapes(line.rstrip("\r").rpartition("\r")[2]).rstrip()
 
 
 def _kinds(lines: Sequence[str]) -> list[int]:
-    """Return of each line 1: an error of the program, 2: a lost peer, 3: the report of a launcher, 0: no error."""
+    """Return the kind of each line.
+
+    The kinds are 1 for an error of the program, 2 for a lost peer, 3 for the report of a launcher,
+    and 0 for no error.
+    """
     kinds: list[int] = []
-    open_tracebacks: set[str] = set()  # by the prefix of the rank that prints it
+    open_tracebacks: set[str] = set()  # prefixes of the ranks that print a traceback now
     for line in lines:
         prefix = match.group() if (match := _PREFIX.match(line)) else ""
         text = line[len(prefix) :]
-        is_exception = prefix in open_tracebacks and not text[:1].isspace()  # whatever its name is
+        # the line after a traceback is an exception of any name
+        is_exception = prefix in open_tracebacks and not text[:1].isspace()
         if text.startswith(_TRACEBACK):
             open_tracebacks.add(prefix)
         elif is_exception:
@@ -155,6 +168,7 @@ def _kinds(lines: Sequence[str]) -> list[int]:
 
 
 def _kind(text: str, *, is_exception: bool) -> int:
+    """Return the kind of a line without its prefix, as in :func:`_kinds`."""
     if _NO_CAUSE.search(text):
         return 0
     if _REPORT.search(text):

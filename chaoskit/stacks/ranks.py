@@ -1,18 +1,21 @@
-"""Ranks of the processes of a command, as launchers tell them to their children by variables."""
+"""The process of each rank of a command.
+
+-> ``substrate/core/launched_ranks.py``: how the environment of a process shows its rank.
+``experiment/injection/ranks_found.py``: how the journal confirms a rank.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from chaoskit.process.linux import is_ending, parent, variables
-from chaoskit.substrate.core.launched_ranks import rank_of, strength
+from chaoskit.substrate.core.launched_ranks import LaunchedRank, strength
 from chaoskit.substrate.core.processes import Process
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """The process that has a rank. ``variable``: the one that tells it; "" where none does."""
+    """The process that has a rank. ``variable`` is the variable that shows it; "" if none does."""
 
     rank: int
     node: str
@@ -20,41 +23,43 @@ class Seat:
     variable: str
 
 
-def seats(nodes: Mapping[str, Sequence[Process]]) -> dict[int, Seat]:
-    """Rank -> process, of the live processes of all nodes, those of each node from the first one down.
+def seats(ranks: Mapping[str, Mapping[Process, LaunchedRank]]) -> dict[int, Seat]:
+    """Return rank -> process, by the strongest variable that any process has.
 
-    The strongest variable that any process has decides. Where none has one, the first process of node n is rank n.
+    Of several processes with one rank the youngest counts. The result is empty if no process has a
+    rank.
+
+    Args:
+        ranks: the live processes that were started with a rank, by node.
     """
-    launched: list[Seat] = []
-    for node, processes in nodes.items():
-        ranks = {process.pid: rank_of(variables(process.pid)) for process in processes}
-        for process in processes:
-            rank = ranks[process.pid]
-            # what a rank starts, such as loaders of data, inherits its environment
-            if (
-                rank is not None
-                and ranks.get(parent(process.pid) or 0) != rank
-                and not is_ending(process.pid)
-            ):
-                launched.append(Seat(rank.rank, node, process, rank.variable))
-    if launched:
-        strongest = min((seat.variable for seat in launched), key=strength)
-        by_rank: dict[int, list[Seat]] = {}
-        for seat in launched:
-            if seat.variable == strongest:
-                by_rank.setdefault(seat.rank, []).append(seat)
-        return {rank: _youngest(seats) for rank, seats in sorted(by_rank.items())}
-    first = {
-        number: (node, processes[0])
+    all_seats = [
+        Seat(launched.rank, node, process, launched.variable)
+        for node, processes in ranks.items()
+        for process, launched in processes.items()
+    ]
+    strongest = min((seat.variable for seat in all_seats), key=strength, default="")
+    by_rank: dict[int, list[Seat]] = {}
+    for seat in all_seats:
+        if seat.variable == strongest:
+            by_rank.setdefault(seat.rank, []).append(seat)
+    return {rank: _youngest(seats_of_rank) for rank, seats_of_rank in sorted(by_rank.items())}
+
+
+def seats_by_node(nodes: Mapping[str, Sequence[Process]]) -> dict[int, Seat]:
+    """Return rank -> process for processes without a variable: rank n is the first one of node n.
+
+    A node without processes has no rank.
+
+    Args:
+        nodes: the live processes by node; the command's own process comes first.
+    """
+    return {
+        number: Seat(number, node, processes[0], variable="")
         for number, (node, processes) in enumerate(nodes.items())
         if processes
     }
-    return {
-        number: Seat(number, node, process, variable="")
-        for number, (node, process) in first.items()
-    }
 
 
-def _youngest(found: Iterable[Seat]) -> Seat:
-    """Of several attempts of one rank, the newest."""
-    return max(found, key=lambda seat: seat.process.ticks or 0)
+def _youngest(seats_of_rank: Iterable[Seat]) -> Seat:
+    """Return the newest of several attempts of one rank."""
+    return max(seats_of_rank, key=lambda seat: seat.process.ticks or 0)

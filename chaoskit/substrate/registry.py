@@ -1,6 +1,9 @@
-"""Substrates by name: those of this package, those that other distributions bring, and any by ``module:factory``.
+"""Substrates by name: built-in ones, those of other distributions, and any ``module:factory``.
 
-Modules of those that are not asked for are not loaded.
+The module of a substrate is loaded only when that substrate is requested.
+
+-> ``core/base.py``: the interface of a substrate. ``limits/capabilities.py``: what this machine
+supports. ``core/extensions.py``: further faults of other distributions.
 """
 
 from __future__ import annotations
@@ -17,29 +20,34 @@ if TYPE_CHECKING:
     from chaoskit.substrate.core.base import Substrate
 
 LOCAL, NETNS, DOCKER, KUBERNETES = "local", "netns", "docker", "kubernetes"
-#: Cheapest first.
+#: Built-in substrates, the cheapest first.
 NAMES = (LOCAL, NETNS, DOCKER, KUBERNETES)
-#: Entry points of this group name what makes a substrate. It may have an attribute ``unavailable``, which gives the
-#: reason why this machine has none.
+#: Entry points of this group are factories of substrates. A factory may have an attribute
+#: ``unavailable``: a function that returns the reason why this machine does not support it, or "".
 GROUP = "chaoskit.substrates"
 
 
 def names() -> tuple[str, ...]:
-    """All that can be asked for by a name, cheapest first; after ours those of other distributions."""
-    return (*NAMES, *sorted(entry.name for entry in entry_points(group=GROUP)))
+    """Return the names of all substrates. Built-in ones come first, the cheapest at the front."""
+    return (*NAMES, *sorted(point.name for point in entry_points(group=GROUP)))
 
 
 def _factory(name: str) -> Callable[[], Substrate]:
-    """What makes a substrate that is not ours. Raises BadInput."""
+    """Return the factory of a substrate that is not built in.
+
+    Raises BadInput if there is none of that name, or it cannot be imported.
+    """
     module, _, attribute = name.partition(":")
     try:
         if attribute:
             return cast("Callable[[], Substrate]", getattr(import_module(module), attribute))
-        for entry in entry_points(group=GROUP, name=name):
-            return cast("Callable[[], Substrate]", entry.load())
+        for point in entry_points(group=GROUP, name=name):
+            return cast("Callable[[], Substrate]", point.load())
     except (ImportError, AttributeError) as error:
         raise BadInput(
-            "substrate", name, f"install what has it, or put it on PYTHONPATH: {error}"
+            "substrate",
+            name,
+            f"install the package that provides it, or put it on PYTHONPATH: {error}",
         ) from error
     raise BadInput(
         "substrate",
@@ -49,14 +57,14 @@ def _factory(name: str) -> Callable[[], Substrate]:
 
 
 def unavailable(name: str) -> str:
-    """Why this machine has no such substrate; "" if it has.
+    """Return the reason why this machine does not support a substrate, or "" if it does.
 
     Raises:
-        BadInput: if there is none of that name.
+        BadInput: if there is no substrate of that name.
     """
     if name not in NAMES:
-        why: Callable[[], str] = getattr(_factory(name), "unavailable", str)
-        return why()
+        reason: Callable[[], str] = getattr(_factory(name), "unavailable", str)
+        return reason()
     if name == LOCAL:
         return ""
     if name == DOCKER:
@@ -73,20 +81,21 @@ def unavailable(name: str) -> str:
 
 
 def require(name: str) -> None:
-    """Refuse what :func:`make` cannot make. Raises BadInput."""
+    """Raise BadInput if :func:`make` cannot make the substrate."""
     if reason := unavailable(name):
         raise BadInput("substrate", name, f"use {LOCAL!r}: {reason}")
 
 
 def make(name: str, *, docker_image: str = "") -> Substrate:
-    """The substrate of that name. It starts its processes when they are first needed.
+    """Return a new substrate. It starts its processes when they are first needed.
 
     Args:
-        docker_image: for ``docker``: an image with chaoskit in it. Else it is the one that ``CHAOSKIT_DOCKER_IMAGE``
-            names, or this host's own Python.
+        name: name of the substrate, or ``module:factory``.
+        docker_image: for ``docker``: an image with chaoskit in it. Default: the image that
+            ``CHAOSKIT_DOCKER_IMAGE`` names, or else this host's own Python.
 
     Raises:
-        BadInput: if there is none, or this machine cannot have it.
+        BadInput: if there is no such substrate, or this machine does not support it.
     """
     require(name)
     if name == NETNS:
@@ -111,12 +120,16 @@ def make(name: str, *, docker_image: str = "") -> Substrate:
 
 
 def for_all(needs: Iterable[Iterable[str]]) -> str:
-    """The cheapest substrate that meets every need, each told as the substrates that meet it.
+    """Return the name of the cheapest built-in substrate that meets every need.
+
+    Args:
+        needs: the names of the substrates that meet each need; with no needs, ``local`` is
+            returned.
 
     Raises:
-        BadInput: if there is none.
+        BadInput: if no substrate meets all of them.
     """
     common = set(NAMES).intersection(*map(set, needs))
     if not common:
-        raise BadInput("faults", "", "leave some out: no substrate can do them all")
+        raise BadInput("faults", "", "remove some of them: no substrate supports all of them")
     return next(name for name in NAMES if name in common)

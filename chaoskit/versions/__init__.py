@@ -1,1 +1,1 @@
-"""Compare two versions of a project: their runs take turns on one machine, until it is known which is slower."""
+"""Comparison of two versions of a project, whose runs take turns on one machine."""

@@ -1,13 +1,16 @@
-"""A plugin of pytest that runs single tests on demand. It is loaded into both versions that are compared.
+"""Pytest plugin that runs single tests on demand. It is loaded into both compared versions.
 
-It stands alone, with the standard library and pluggy: the version that it is loaded into may have another chaoskit,
-which this module does not import. Lines of JSON go both ways, over two pipes whose descriptors are in :data:`PIPES`:
+It depends only on the standard library and pluggy. The version that it is loaded into may have
+another chaoskit, which this module does not import. Lines of JSON are exchanged over two pipes,
+whose descriptors are in :data:`PIPES`:
 
     -> {"tests": ["test_it.py::test_kill", ...]}           once, when tests are collected
-    <- {"run": "test_it.py::test_kill"}                    as often as it is wanted
-    -> {"records": [...], "trouble": "", "seconds": 1.2}   lines as a history keeps them
+    <- {"run": "test_it.py::test_kill"}                    any number of times
+    -> {"records": [...], "trouble": "", "seconds": 1.2}   records in the format of a history
 
 The end of its input ends the session.
+
+-> versions/arm.py: the other end, which starts this pytest and reads the answers.
 """
 
 from __future__ import annotations
@@ -20,67 +23,81 @@ from typing import Any
 from pluggy import HookimplMarker
 
 PIPES = "CHAOSKIT_ARM_PIPES"
-_LENGTH = 400  # of a trouble
+_LENGTH = 400  # the longest trouble, in characters
 _hook = HookimplMarker("pytest")
 
 
 class Arm:
-    """Serves one driver, over the descriptors that it has been given."""
+    """The server of the tests for one driver, over two file descriptors."""
 
     def __init__(self, read: int, write: int) -> None:
         self._orders = os.fdopen(read, encoding="utf-8")
         self._answers = os.fdopen(write, "w", encoding="utf-8")
         self._records: list[str] = []
-        self._told: set[str] = set()
+        self._sent: set[str] = set()
         self._trouble = ""
 
     @_hook(tryfirst=True)
     def pytest_runtestloop(self, session: Any) -> bool:
-        """Run what is asked for, in place of all tests."""
+        """Run the requested tests instead of all tests, until the driver closes its pipe.
+
+        Return True, so that pytest does not run its own loop. If tests cannot be collected, nothing
+        is sent, and the driver takes the reason from the log.
+        """
         if (
             session.testsfailed
-        ):  # they cannot be collected: pytest says why, and the driver finds that in its log
+        ):  # tests cannot be collected: the driver finds pytest's reason in the log
             return True
-        items = {
-            item.nodeid: item
-            for item in session.items
-            if "chaos" in getattr(item, "fixturenames", ())
+        tests = {
+            test.nodeid: test
+            for test in session.items
+            if "chaos" in getattr(test, "fixturenames", ())
         }
-        self._tell({"tests": list(items)})
+        self._send({"tests": list(tests)})
         for line in self._orders:
             self._records, self._trouble = [], ""
-            item, began = items[json.loads(line)["run"]], time.monotonic()
-            # what comes next is not known: all but what belongs to the session is torn down
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=session)
+            test, began = tests[json.loads(line)["run"]], time.monotonic()
+            # the next test is unknown: all fixtures but those of the session are torn down
+            test.config.hook.pytest_runtest_protocol(item=test, nextitem=session)
             took = time.monotonic() - began
-            self._tell(
+            self._send(
                 {"records": self._records, "trouble": self._trouble[:_LENGTH], "seconds": took}
             )
         return True
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Keep the records of a test, and why it failed. An item is run many times: what it made before is not new."""
-        new = [line for line in getattr(report, "chaoskit_records", ()) if line not in self._told]
-        self._told.update(new)
+        """Keep the new records of a test, and why it failed or was skipped first.
+
+        A test is run many times, and its report repeats earlier records.
+        """
+        new = [
+            record for record in getattr(report, "chaoskit_records", ()) if record not in self._sent
+        ]
+        self._sent.update(new)
         self._records += new
         if report.outcome != "passed" and not self._trouble:
-            self._trouble = f"{report.outcome}: {_why(report.longrepr)}"
+            self._trouble = f"{report.outcome}: {_reason(report.longrepr)}"
 
-    def _tell(self, answer: dict[str, Any]) -> None:
+    def _send(self, answer: dict[str, Any]) -> None:
+        """Send a line of JSON to the driver."""
         self._answers.write(json.dumps(answer) + "\n")
         self._answers.flush()
 
 
-def _why(told: Any) -> str:
-    """The message of an exception, or what a plugin has put in its place, or the reason of a skip."""
-    if hasattr(told, "reprcrash") and told.reprcrash is not None:
-        return str(told.reprcrash.message).strip().partition("\n")[0]
-    text = str(told[2]) if isinstance(told, tuple) else str(told)
+def _reason(failure: Any) -> str:
+    """Return the cause of a failure or skip in one line.
+
+    It is the message of an exception, the text that a plugin has put in its place, or the reason of
+    a skip.
+    """
+    if hasattr(failure, "reprcrash") and failure.reprcrash is not None:
+        return str(failure.reprcrash.message).strip().partition("\n")[0]
+    text = str(failure[2]) if isinstance(failure, tuple) else str(failure)
     lines = [line.strip(" -") for line in text.splitlines() if line.strip()]
     return ": ".join(lines[:2])
 
 
 def pytest_configure(config: Any) -> None:
-    """Serve the process that has started this session."""
+    """Register the server of the process that has started this session."""
     read, write = map(int, os.environ.pop(PIPES).split(","))
     config.pluginmanager.register(Arm(read, write), "chaoskit-arm")

@@ -1,10 +1,14 @@
-"""Whose turn it is: which test runs next, of which version, until all are decided or the budget is spent. Pure.
+"""Schedule of a comparison: which test of which version runs next.
 
     warm up ──> look after 7 turns ──> after 14 ──> after 28 ──> decided
-    (price)       tests that are decided leave; each has its first look before any has its second
+    (estimate)    tests that are decided leave; each has its first look before any has its second
 
-Within a turn each version runs once, and another one goes first in each turn (ABBA): what drifts, such as the heat
-of a machine, is the same for both.
+The schedule ends when all tests are decided or the budget is spent. Each version runs once in a
+turn, and the order alternates (ABBA). Drifts, such as the heat of a machine, are therefore the same
+for both. This module is pure.
+
+-> versions/looks.py: the decision about a test. history/compare.py: the counted numbers.
+-> versions/run.py runs the tests.
 """
 
 from __future__ import annotations
@@ -33,24 +37,27 @@ from chaoskit.vocabulary import Verdict
 
 
 class Side(StrEnum):
-    """One of the two versions that are compared."""
+    """The earlier or the later of two compared versions."""
 
     BEFORE = "before"
     AFTER = "after"
 
 
-#: Which version runs first and second: in even turns, and in odd ones.
+#: The order of the versions within a turn: in even turns, and in odd ones.
 _ORDERS = ((Side.BEFORE, Side.AFTER), (Side.AFTER, Side.BEFORE))
-#: What is counted of a test whose own assertion fails.
+#: The name of the number that counts failures of a test's own assertions.
 OWN_FAILURE = "test"
-#: A run that warms up makes the unbroken twin, too: one that counts takes this share of it, or more.
-_OF_WARM_UP = 0.5
-#: A test that failed in each of so many first runs is broken.
+#: The least share of a warm-up that a later run takes. A warm-up also makes the unbroken twin.
+_WARM_UP_SHARE = 0.5
+#: A test that failed in each of this many first runs is broken.
 _BROKEN_RUNS = 3
 
 
 class ArmTurn(NamedTuple):
-    """One run of a test. ``number`` 0 warms up: it makes the unbroken twin, and no duration of it counts."""
+    """A run of a test.
+
+    Number 0 is the warm-up, which makes the unbroken twin; its durations do not count.
+    """
 
     test: str
     side: Side
@@ -59,11 +66,13 @@ class ArmTurn(NamedTuple):
 
 @dataclass
 class ArmReport:
-    """What came of a run of a test.
+    """The result of one run of a test.
 
     Attributes:
-        runs: records of the runs that it made. seconds: how long it took in all. trouble: why it failed, or was
-            skipped; "" if it passed. plans: of the series of these runs.
+        runs: records of the training runs that it made.
+        seconds: its duration.
+        trouble: why it failed or was skipped; "" if it passed.
+        plans: records of the series of these runs.
     """
 
     runs: list[RunRecord] = field(default_factory=list)
@@ -72,13 +81,19 @@ class ArmReport:
     plans: list[SeriesRecord] = field(default_factory=list)
 
     def has_own_failure(self) -> bool:
-        """Whether an assertion of the test itself failed: its runs have all passed."""
+        """Return True if an assertion of the test itself failed although all of its runs passed."""
         is_failure = self.trouble.startswith("failed") and bool(self.runs)
         return is_failure and all(run.verdict is Verdict.PASSED for run in self.runs if run.claimed)
 
 
-class Price(NamedTuple):
-    """What is to come: seconds if all tests are decided at the first look, and if none is before the last."""
+class ExpectedDuration(NamedTuple):
+    """The expected duration of the remaining runs.
+
+    Attributes:
+        least_s: seconds if all tests are decided at the first look.
+        most_s: seconds if no test is decided before the last look.
+        tests: the number of tests that are not decided.
+    """
 
     least_s: float
     most_s: float
@@ -86,7 +101,17 @@ class Price(NamedTuple):
 
 
 class ComparedTest:
-    """A test, with all that is known of it."""
+    """A test under comparison, with its reports and findings so far.
+
+    Attributes:
+        test: the name of the test.
+        reports: the reports of each version, the warm-up first.
+        findings: the findings of the latest look; empty before the first.
+        is_over: True if the test is not run any more.
+
+    Args:
+        is_reversed: True if the later version goes first.
+    """
 
     def __init__(self, test: str, *, is_reversed: bool) -> None:
         self.test = test
@@ -97,35 +122,38 @@ class ComparedTest:
 
     @property
     def turns(self) -> int:
-        """How many are complete."""
+        """The number of complete turns, including the warm-up."""
         return min(map(len, self.reports.values()))
 
     @property
-    def counted(self) -> int:
-        """How many turns count: all but the first."""
+    def counted_turns(self) -> int:
+        """The number of complete turns that count: all but the warm-up."""
         return max(0, self.turns - 1)
 
-    def next(self) -> ArmTurn:
-        """The run that comes next."""
+    def next_turn(self) -> ArmTurn:
+        """Return the next run: the version that has run less often, in the order of the turn."""
         order = self._orders[self.turns % 2]
-        side = next(one for one in order if len(self.reports[one]) == self.turns)
+        side = next(candidate for candidate in order if len(self.reports[candidate]) == self.turns)
         return ArmTurn(self.test, side, len(self.reports[side]))
 
-    def seconds(self) -> float:
-        """Of a turn, as far as it is known."""
+    def turn_s(self) -> float:
+        """Return the duration of a turn in seconds: the sum of the longest run of each version.
+
+        It is 0 before the first run.
+        """
         return sum(
             max((report.seconds for report in reports), default=0.0)
             for reports in self.reports.values()
         )
 
-    def series(self, side: Side) -> dict[tuple[str, int], list[RunRecord]]:
-        """Runs that say something, by series, without those that warmed up."""
+    def runs_by_series(self, side: Side) -> dict[tuple[str, int], list[RunRecord]]:
+        """Return the conclusive runs by series, without those of the warm-up."""
         return by_series(
             run for report in self.reports[side][1:] for run in report.runs if is_conclusive(run)
         )
 
-    def counts(self) -> list[NumberFinding]:
-        """What is counted, of all runs: one that warms up may miss it, too."""
+    def count_findings(self) -> list[NumberFinding]:
+        """Return the findings about the counted numbers of all runs, including the warm-up."""
         before, after = (by_series(filter(is_conclusive, self.all_runs(side))) for side in Side)
         return [
             finding
@@ -135,45 +163,58 @@ class ComparedTest:
         ]
 
     def all_runs(self, side: Side) -> list[RunRecord]:
-        """Those that warmed up, too."""
+        """Return all runs, including those of the warm-up."""
         return [run for report in self.reports[side] for run in report.runs]
 
     def series_by_title(self, side: Side) -> dict[str, set[tuple[str, int]]]:
-        """Which experiments each of its runs was, by title: one for each, unless it chooses by chance."""
-        found: dict[str, set[tuple[str, int]]] = {}
+        """Return the series of the runs by title.
+
+        A title has one series, unless the test chooses its experiment by chance.
+        """
+        series: dict[str, set[tuple[str, int]]] = {}
         for run in self.all_runs(side):
-            found.setdefault(run.title, set()).add((run.series, run.definition))
-        return found
+            series.setdefault(run.title, set()).add((run.series, run.definition))
+        return series
 
     def has_troubles(self, side: Side) -> bool:
-        """Whether it has failed in one of its runs."""
+        """Return True if the test failed or was skipped in one of its runs."""
         return any(report.trouble for report in self.reports[side])
 
-    def decided(self) -> list[NumberFinding]:
-        """What no further run can change."""
-        return [one for one in self.findings if one.ratio and not one.change.is_open]
+    def decided_findings(self) -> list[NumberFinding]:
+        """Return the findings about durations that no further run can change."""
+        return [
+            finding for finding in self.findings if finding.ratio and not finding.change.is_open
+        ]
 
     def is_broken(self) -> bool:
-        """Whether it fails now and never did before, so that further runs show nothing more: each may last for its
-        deadline.
+        """Return True after three turns if the test always fails now and never did before.
+
+        Further runs would show no more, and each may last until its deadline.
         """
         before, after = ([bool(report.trouble) for report in self.reports[side]] for side in Side)
         return self.turns == _BROKEN_RUNS and all(after) and not any(before)
 
     def is_between_turns(self) -> bool:
-        """Whether both versions have run as often."""
+        """Return True if both versions have run equally often."""
         return len(set(map(len, self.reports.values()))) == 1
 
 
 class VersionSchedule:
-    """Takes turns, and looks at what they show.
+    """The schedule of tests, which also evaluates their reports.
 
     Args:
-        tests: of both versions.
-        numbers, tolerance: see :func:`chaoskit.versions.looks.decide`.
-        budget_s: seconds within which all is over; a turn that may not end in time is not begun.
-        worse: what another session has found worse, which this one shall confirm: it looks at nothing else, and the
-            version after goes first.
+        tests: the tests that both versions have.
+        numbers: see :func:`chaoskit.versions.looks.decide`.
+        tolerance: see :func:`chaoskit.versions.looks.decide`.
+        budget_s: the time limit in seconds. A turn that may not end in time is not begun.
+        worse: regressions of another session to confirm. All other findings are ignored, and the
+            later version goes first.
+
+    Attributes:
+        tests: the tests with their reports and findings.
+        is_spent: True once the budget has ended the schedule.
+        needed_s: the budget in seconds that a first look at each open test takes, once this one is
+            spent; 0 if unknown.
     """
 
     def __init__(
@@ -186,274 +227,329 @@ class VersionSchedule:
         worse: Sequence[NumberFinding] = (),
     ) -> None:
         self.tests = [ComparedTest(test, is_reversed=bool(worse)) for test in tests]
-        self._worse = {(one.title, one.metric) for one in worse}
-        self._by_name = {one.test: one for one in self.tests}
+        self._worse = {(finding.title, finding.metric) for finding in worse}
+        self._by_name = {test.test: test for test in self.tests}
         self._numbers, self._tolerance, self._budget_s = tuple(numbers), tolerance, budget_s
         self.is_spent = False
-        #: Seconds from the beginning to a first look at each test, when the budget was spent; 0 where no run tells.
         self.needed_s = 0.0
 
     @property
     def is_too_short(self) -> bool:
-        """Whether the budget was spent before any test could be looked at."""
-        return self.is_spent and all(one.metric == "all" for one in self.findings)
+        """True if the budget was spent before any test could be looked at."""
+        return self.is_spent and all(finding.metric == "all" for finding in self.findings)
 
     def next_turn(self, spent_s: float = 0.0) -> ArmTurn | None:
-        """The run that comes next; None when all is over.
+        """Return the next run, or None at the end.
+
+        If no further turn may begin within the budget, all tests end with their findings so far.
 
         Args:
-            spent_s: seconds so far, of the budget.
+            spent_s: the part of the budget that is spent, in seconds.
         """
-        open_tests = [one for one in self.tests if not one.is_over]
+        open_tests = [test for test in self.tests if not test.is_over]
         if not open_tests or self.is_spent:
             return None
         if (
-            begun := next((one for one in open_tests if not one.is_between_turns()), None)
+            begun_test := next((test for test in open_tests if not test.is_between_turns()), None)
         ) is not None:
-            return begun.next()
-        # every test is at its first look before one is at its second; within a look test by test
-        one = min(open_tests, key=_looks_of)
+            return begun_test.next_turn()
+        # each test has its first look before any has its second; within a look, test by test
+        due_test = min(open_tests, key=_look_count)
         if self._budget_s is not None:
-            affordable = self._affordable(one, open_tests, self._budget_s - spent_s)
-            if affordable is None:
-                self._spend(spent_s)
+            affordable_test = self._affordable_test(due_test, open_tests, self._budget_s - spent_s)
+            if affordable_test is None:
+                self._end_by_budget(spent_s)
                 return None
-            one = affordable
-        return one.next()
+            due_test = affordable_test
+        return due_test.next_turn()
 
-    def _affordable(
-        self, one: ComparedTest, open_tests: Sequence[ComparedTest], left_s: float
+    def _affordable_test(
+        self, test: ComparedTest, open_tests: Sequence[ComparedTest], left_s: float
     ) -> ComparedTest | None:
-        """Return the test whose turn it is with what is left of the budget; None if no turn may begin.
+        """Return the test that the rest of the budget allows to run; None if no turn may begin.
 
-        Warming up leaves time for a first look at the cheapest test. A budget that has none ends it at once.
+        The warm-up leaves time for a first look at the cheapest test. A budget without that time
+        ends the warm-up.
         """
-        warmed = [test for test in open_tests if test.turns]
+        warmed = [candidate for candidate in open_tests if candidate.turns]
         if warmed:
-            look_s = min(test.seconds() for test in warmed) * LOOKS[0].runs
-            is_begun = any(test.counted for test in self.tests)
-            if not is_begun and look_s * _OF_WARM_UP > left_s:
+            look_s = min(candidate.turn_s() for candidate in warmed) * LOOKS[0].runs
+            is_begun = any(candidate.counted_turns for candidate in self.tests)
+            if not is_begun and look_s * _WARM_UP_SHARE > left_s:
                 return None
-            if not one.turns and look_s + look_s / LOOKS[0].runs > left_s:
-                one = min(warmed, key=_looks_of)
-        return one if left_s > 0 and one.seconds() <= left_s else None
+            if not test.turns and look_s + look_s / LOOKS[0].runs > left_s:
+                test = min(warmed, key=_look_count)
+        return test if left_s > 0 and test.turn_s() <= left_s else None
 
     def take(self, turn: ArmTurn, report: ArmReport) -> list[NumberFinding] | None:
-        """Keep what came of a run, and look where a look is due: what was found then, else None."""
-        one = self._by_name[turn.test]
-        one.reports[turn.side].append(report)
-        if not one.is_between_turns():
-            return None
-        if (why_not := self._why_incomparable(one)) is not None:
-            one.findings, one.is_over = [*one.decided(), why_not], True
-            return one.findings
-        look = next((look for look in LOOKS if look.runs == one.counted), None)
-        if look is None and not one.is_broken():
-            return None
-        one.findings = self._decide(one, look or LOOKS[0])
-        one.is_over = look is None or is_decided(one.findings) or look is LOOKS[-1]
-        return one.findings
+        """Keep the report of a run, and return the new findings of its test, if there are any.
 
-    def _decide(self, one: ComparedTest, look: VersionLook) -> list[NumberFinding]:
-        """What is found now; of a duration that was decided before, what was found then."""
-        decided = {(old.title, old.metric): old for old in one.decided()}
-        before, after = (one.series(side) for side in Side)
-        found = one.counts()
+        There are some at a look, and when the test turns out to be incomparable or broken. A test
+        that is decided or cannot be compared is over afterwards.
+        """
+        test = self._by_name[turn.test]
+        test.reports[turn.side].append(report)
+        if not test.is_between_turns():
+            return None
+        if (why_not := self._incomparable_finding(test)) is not None:
+            test.findings, test.is_over = [*test.decided_findings(), why_not], True
+            return test.findings
+        look = next((look for look in LOOKS if look.runs == test.counted_turns), None)
+        if look is None and not test.is_broken():
+            return None
+        test.findings = self._decide(test, look or LOOKS[0])
+        test.is_over = look is None or is_decided(test.findings) or look is LOOKS[-1]
+        return test.findings
+
+    def _decide(self, test: ComparedTest, look: VersionLook) -> list[NumberFinding]:
+        """Return the findings of a look. Durations that were decided before keep their finding.
+
+        A session that confirms regressions keeps only the findings about them.
+        """
+        decided = {(old.title, old.metric): old for old in test.decided_findings()}
+        before, after = (test.runs_by_series(side) for side in Side)
+        findings = test.count_findings()
         for key in dict.fromkeys([*after, *before]):
-            early, late = before.get(key, []), after.get(key, [])
-            found += decide(early, late, look, numbers=self._numbers, tolerance=self._tolerance)
-        found = _with_own_failures(found, one)
-        found = [decided.get((new.title, new.metric), new) for new in found]
-        return [new for new in found if not self._worse or (new.title, new.metric) in self._worse]
+            runs_before, runs_after = before.get(key, []), after.get(key, [])
+            findings += decide(
+                runs_before, runs_after, look, numbers=self._numbers, tolerance=self._tolerance
+            )
+        findings = _with_own_failures(findings, test)
+        findings = [decided.get((new.title, new.metric), new) for new in findings]
+        return [
+            new for new in findings if not self._worse or (new.title, new.metric) in self._worse
+        ]
 
-    def _why_incomparable(self, one: ComparedTest) -> NumberFinding | None:
-        """Why versions cannot be compared by this test: one makes no run of it, or runs something else."""
+    def _incomparable_finding(self, test: ComparedTest) -> NumberFinding | None:
+        """Return the finding that versions cannot be compared by this test; None if they can.
+
+        They cannot if one version makes no run, or only inconclusive ones in three turns. They
+        cannot either if it runs another experiment, or passes with fewer runs.
+        """
         for side in Side:
-            silent = [report for report in one.reports[side] if not report.runs]
-            if silent:
-                told = silent[0].trouble or "it passed"
-                return _incomparable(one, f"{side}: it made no run that counts: {told}")
-        series = [one.series_by_title(side) for side in Side]
+            without_runs = [report for report in test.reports[side] if not report.runs]
+            if without_runs:
+                trouble = without_runs[0].trouble or "it passed"
+                return _incomparable(test, f"{side}: the test made no conclusive run: {trouble}")
+        series = [test.series_by_title(side) for side in Side]
         if any(
             series[0][title] != series[1][title] for title in series[0].keys() & series[1].keys()
         ):
             return _incomparable(
-                one, "it is another experiment now: options, faults or settings differ"
+                test, "the test runs another experiment now: options, faults or settings differ"
             )
-        for side, mine, other in zip(Side, series, reversed(series), strict=True):
-            if other.keys() - mine.keys() and not one.has_troubles(side):
-                return _incomparable(one, f"{side}: it makes fewer runs, and passes")
-        if one.turns >= _BROKEN_RUNS:
+        for side, titles, others in zip(Side, series, reversed(series), strict=True):
+            if others.keys() - titles.keys() and not test.has_troubles(side):
+                return _incomparable(test, f"{side}: the test makes fewer runs, and passes")
+        if test.turns >= _BROKEN_RUNS:
             for side in Side:
-                if not any(map(is_conclusive, one.all_runs(side))):
-                    verdicts = ", ".join(sorted({run.verdict.value for run in one.all_runs(side)}))
-                    return _incomparable(one, f"{side}: no run of it says anything: {verdicts}")
+                if not any(map(is_conclusive, test.all_runs(side))):
+                    verdicts = ", ".join(sorted({run.verdict.value for run in test.all_runs(side)}))
+                    return _incomparable(test, f"{side}: all runs are inconclusive: {verdicts}")
         return None
 
-    def _spend(self, spent_s: float) -> None:
-        """End all tests with what was found so far."""
+    def _end_by_budget(self, spent_s: float) -> None:
+        """End all tests with their findings so far; tests without a look become *undecided*.
+
+        ``is_spent`` and ``needed_s`` are set.
+        """
         self.is_spent = True
-        known = [one.seconds() for one in self.tests if one.turns]
-        if known:
-            usual_s = sum(known) / len(known)
+        durations = [test.turn_s() for test in self.tests if test.turns]
+        if durations:
+            usual_s = sum(durations) / len(durations)
             self.needed_s = spent_s + sum(
-                (one.seconds() or usual_s) * max(0, LOOKS[0].runs + 1 - one.turns)
-                for one in self.tests
-                if not one.is_over
+                (test.turn_s() or usual_s) * max(0, LOOKS[0].runs + 1 - test.turns)
+                for test in self.tests
+                if not test.is_over
             )
-        for one in self.tests:
-            if not one.is_over and not one.findings:
-                reason = f"the budget is spent after {one.counted} runs a side"
-                one.findings = [_finding_of_test(one, NumberChange.UNDECIDED, reason)]
-            one.is_over = True
+        for test in self.tests:
+            if not test.is_over and not test.findings:
+                reason = f"the budget is spent after {test.counted_turns} runs a side"
+                test.findings = [_finding_of_test(test, NumberChange.UNDECIDED, reason)]
+            test.is_over = True
 
     def give_up(self, turn: ArmTurn, reason: str) -> None:
-        """End all tests that are open: a version cannot run any more. Where that is the one after, in the middle of a
-        test that it could run before, this test is worse.
-        """
-        for one in self.tests:
-            if one.is_over:
-                continue
-            is_worse = one.test == turn.test and turn.side is Side.AFTER and turn.number > 0
-            change = NumberChange.REGRESSED if is_worse else NumberChange.INCOMPARABLE
-            one.findings = [
-                *one.decided(),
-                _finding_of_test(one, change, reason, OWN_FAILURE if is_worse else "all"),
-            ]
-            one.is_over = True
+        """End all open tests as *incomparable*, because a version cannot run any more.
 
-    def counted(self, test: str) -> int:
-        """Runs of a test on each side, without the first."""
-        return self._by_name[test].counted
+        Durations that are decided keep their findings. If this is the later version in a test that
+        has warmed up, that test is *regressed*.
+        """
+        for test in self.tests:
+            if test.is_over:
+                continue
+            is_worse = test.test == turn.test and turn.side is Side.AFTER and turn.number > 0
+            change = NumberChange.REGRESSED if is_worse else NumberChange.INCOMPARABLE
+            test.findings = [
+                *test.decided_findings(),
+                _finding_of_test(test, change, reason, OWN_FAILURE if is_worse else "all"),
+            ]
+            test.is_over = True
+
+    def counted_runs(self, test: str) -> int:
+        """Return the number of counted runs of a test on each side."""
+        return self._by_name[test].counted_turns
 
     def has_warmed_up(self) -> bool:
-        """Whether each test has run once in both versions, or is over."""
-        return all(one.turns or one.is_over for one in self.tests)
+        """Return True if each test has run once in both versions, or is decided."""
+        return all(test.turns or test.is_over for test in self.tests)
 
-    def price(self) -> Price:
-        """What the tests that are open will take: known when each has warmed up."""
+    def expected_duration(self) -> ExpectedDuration:
+        """Return the expected duration of the open tests, from the latest run of each version.
+
+        It is too short before each test has warmed up.
+        """
         least = most = 0.0
-        tests = [one for one in self.tests if not one.is_over]
-        for one in tests:
-            turn_s = sum(one.reports[side][-1].seconds for side in Side if one.reports[side])
+        tests = [test for test in self.tests if not test.is_over]
+        for test in tests:
+            turn_s = sum(test.reports[side][-1].seconds for side in Side if test.reports[side])
             least += turn_s * LOOKS[0].runs
             most += turn_s * LOOKS[-1].runs
-        return Price(least, most, len(tests))
+        return ExpectedDuration(least, most, len(tests))
 
     def tests_of(self, findings: Sequence[NumberFinding]) -> list[str]:
-        """The tests whose runs findings are about."""
-        titles = {one.title for one in findings}
+        """Return the names of the tests that findings are about."""
+        titles = {finding.title for finding in findings}
         return [
-            one.test
-            for one in self.tests
-            if titles & {run.title for run in one.all_runs(Side.AFTER)}
+            test.test
+            for test in self.tests
+            if titles & {run.title for run in test.all_runs(Side.AFTER)}
         ]
 
     def runs_of(self, finding: NumberFinding, side: Side) -> list[RunRecord]:
-        """The runs of one version that a finding is about."""
-        found = (runs for one in self.tests for runs in one.series(side).values())
+        """Return the runs of one version that a finding is about, without the warm-up."""
+        groups = (runs for test in self.tests for runs in test.runs_by_series(side).values())
         return [
             run
-            for runs in found
+            for runs in groups
             for run in runs
             if (run.series, run.title) == (finding.series, finding.title)
         ]
 
     @property
     def findings(self) -> list[NumberFinding]:
-        """Of all tests, as far as they were looked at."""
-        return [finding for one in self.tests for finding in one.findings]
+        """The findings about all tests, as far as they were looked at."""
+        return [finding for test in self.tests for finding in test.findings]
 
 
-def _incomparable(one: ComparedTest, reason: str) -> NumberFinding:
-    return _finding_of_test(one, NumberChange.INCOMPARABLE, reason)
+def _incomparable(test: ComparedTest, reason: str) -> NumberFinding:
+    """Return the finding that a test cannot be compared."""
+    return _finding_of_test(test, NumberChange.INCOMPARABLE, reason)
 
 
 def _finding_of_test(
-    one: ComparedTest, change: NumberChange, reason: str, metric: str = "all"
+    test: ComparedTest, change: NumberChange, reason: str, metric: str = "all"
 ) -> NumberFinding:
-    runs = one.all_runs(Side.AFTER) or one.all_runs(Side.BEFORE)
+    """Return a finding about all numbers of a test, or about one."""
+    runs = test.all_runs(Side.AFTER) or test.all_runs(Side.BEFORE)
     if runs:
         return finding_of(runs, metric, "count", change, reason=reason)
-    return of_no_run(one.test, change, reason)
+    return no_run_finding(test.test, change, reason)
 
 
-def of_no_run(title: str, change: NumberChange, reason: str) -> NumberFinding:
-    """A finding about all numbers of a test that has no run."""
+def no_run_finding(title: str, change: NumberChange, reason: str) -> NumberFinding:
+    """Return a finding about all numbers of a test that has no run."""
     return NumberFinding(
         series="", title=title, metric="all", unit="count", change=change, reason=reason
     )
 
 
-def _failed(one: ComparedTest) -> list[NumberFinding]:
-    """A test whose own assertion fails now, and did not before, or more often than by chance."""
-    before, after = ([report.has_own_failure() for report in one.reports[side]] for side in Side)
+def _own_failure_findings(test: ComparedTest) -> list[NumberFinding]:
+    """Return a finding if the test's own assertion fails now, and did not before.
+
+    If it failed before, it is only reported if chance hardly explains that it fails more often.
+    """
+    before, after = ([report.has_own_failure() for report in test.reports[side]] for side in Side)
     if not any(after):
         return []
     is_new = not any(before)
     if not is_new and more_by_chance(sum(before), len(before), sum(after), len(after)) > CHANCE:
         return []
-    trouble = next(report.trouble for report in one.reports[Side.AFTER] if report.has_own_failure())
+    trouble = next(
+        report.trouble for report in test.reports[Side.AFTER] if report.has_own_failure()
+    )
     shares = {"before": sum(before) / len(before), "after": sum(after) / len(after)}
-    told = f"it failed in {sum(after)} of {len(after)} runs, in {sum(before)} of {len(before)} before: {trouble}"
-    runs = one.all_runs(Side.AFTER)
-    return [finding_of(runs, OWN_FAILURE, "count", NumberChange.REGRESSED, reason=told, **shares)]
+    counts = f"{sum(after)} of {len(after)} runs, in {sum(before)} of {len(before)} before"
+    reason = f"the test failed in {counts}: {trouble}"
+    runs = test.all_runs(Side.AFTER)
+    return [finding_of(runs, OWN_FAILURE, "count", NumberChange.REGRESSED, reason=reason, **shares)]
 
 
-def _with_own_failures(findings: Sequence[NumberFinding], one: ComparedTest) -> list[NumberFinding]:
-    """Add that the test itself fails, in place of what its assertion alone says of its runs."""
-    own = _failed(one)
-    if own and not any(run.verdict is Verdict.FAILED for run in one.all_runs(Side.AFTER)):
+def _with_own_failures(
+    findings: Sequence[NumberFinding], test: ComparedTest
+) -> list[NumberFinding]:
+    """Return the findings, with one more if the test's own assertion fails.
+
+    It replaces findings that result from this assertion alone.
+    """
+    own_findings = _own_failure_findings(test)
+    if own_findings and not any(run.verdict is Verdict.FAILED for run in test.all_runs(Side.AFTER)):
         return [
             *(finding for finding in findings if finding.metric not in (RECOVERED, PASSED)),
-            *own,
+            *own_findings,
         ]
-    return [*findings, *own]
+    return [*findings, *own_findings]
 
 
-def _looks_of(one: ComparedTest) -> int:
-    """How many looks a test has had; -1 before it has warmed up."""
-    return -1 if not one.turns else sum(one.counted >= look.runs for look in LOOKS)
+def _look_count(test: ComparedTest) -> int:
+    """Return the number of looks whose runs a test has made; -1 before it has warmed up."""
+    return -1 if not test.turns else sum(test.counted_turns >= look.runs for look in LOOKS)
 
 
-def merged(
+def merge_sessions(
     findings: Sequence[NumberFinding],
     sessions: tuple[VersionSchedule, VersionSchedule],
     why_not: str = "",
 ) -> list[NumberFinding]:
-    """What two sessions say together. A duration is *regressed* if it is in both: where memory came to lie may make one
-    session slow.
+    """Return the findings of a first session, confirmed or withdrawn by a second one.
+
+    A duration is *regressed* if it is in both sessions, as the memory layout may make one session
+    slow.
 
     Args:
-        findings: of the first one, without what looks worse by chance. What is counted needs no second session.
-        why_not: why the second one did not come about.
+        findings: findings of the first session that chance does not explain. Counted numbers need
+            no second session.
+        why_not: why the second session was not run; "" if it was.
     """
-    again = {(one.title, one.metric): one for one in sessions[1].findings}
-    return [_merged(one, again.get((one.title, one.metric)), sessions, why_not) for one in findings]
+    second_findings = {(finding.title, finding.metric): finding for finding in sessions[1].findings}
+    return [
+        _confirm_or_withdraw(
+            finding, second_findings.get((finding.title, finding.metric)), sessions, why_not
+        )
+        for finding in findings
+    ]
 
 
-def _merged(
-    one: NumberFinding,
-    again: NumberFinding | None,
+def _confirm_or_withdraw(
+    finding: NumberFinding,
+    second_finding: NumberFinding | None,
     sessions: Sequence[VersionSchedule],
     why_not: str,
 ) -> NumberFinding:
-    if not needs_confirmation(one):
-        return one
-    if again is None or again.change is not NumberChange.REGRESSED:
-        told = (
-            f"was {again.change} in the next"
-            if again
+    """Return a finding of the first session, or a duration's regression as the second showed it.
+
+    A regression that the second session did not confirm becomes *undecided*.
+
+    Args:
+        second_finding: the finding of the second session; None if there is none.
+    """
+    if not needs_confirmation(finding):
+        return finding
+    if second_finding is None or second_finding.change is not NumberChange.REGRESSED:
+        outcome = (
+            f"was {second_finding.change} in the next"
+            if second_finding
             else f"the next did not run{f': {why_not}' if why_not else ''}"
         )
-        told = f"it regressed in one session, and {told}"
-        return msgspec.structs.replace(one, change=NumberChange.UNDECIDED, reason=told, phase="")
+        outcome = f"it regressed in one session, and {outcome}"
+        return msgspec.structs.replace(
+            finding, change=NumberChange.UNDECIDED, reason=outcome, phase=""
+        )
     before, after = (
-        [run for session in sessions for run in session.runs_of(one, side)] for side in Side
+        [run for session in sessions for run in session.runs_of(finding, side)] for side in Side
     )
-    return with_phase(again, before, after)
+    return with_phase(second_finding, before, after)
 
 
-def needs_confirmation(one: NumberFinding) -> bool:
-    """Whether a second session has to find the same."""
-    return one.change is NumberChange.REGRESSED and one.ratio is not None
+def needs_confirmation(finding: NumberFinding) -> bool:
+    """Return True if a finding must be confirmed by a second session: a regressed duration."""
+    return finding.change is NumberChange.REGRESSED and finding.ratio is not None

@@ -1,1 +1,1 @@
-"""The connections between the processes of a run: frames, handshakes, messages, leases and addresses."""
+"""Connections between the processes of a run: frames, handshakes, messages, leases, addresses."""

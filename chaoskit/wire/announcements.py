@@ -1,4 +1,8 @@
-"""What somebody who comes later must be told of the workers: a new coordinator, a new observer."""
+"""Messages about workers and nodes that a new coordinator or a new observer must receive.
+
+-> agent/coordinator_link.py repeats them to the next coordinator; coordinator/plane.py shows them
+to a new observer.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from chaoskit.wire.messages import (
     Healed,
     HealthReport,
     LinesMatched,
+    OfferedSnapshot,
     RuleFired,
-    Snapshot,
     SourceFailed,
     StartWorker,
     StopWorker,
@@ -24,8 +28,9 @@ from chaoskit.wire.messages import (
     WorkerReady,
 )
 
-#: A worker says each of these once; the last of a kind is what counts.
-_STANDING = (
+#: Kinds of messages that a worker sends once; only the last message of a kind counts. The order is
+#: that of :meth:`Facts.tell`.
+_KEPT_KINDS = (
     WorkerReady,
     Formed,
     SourceFailed,
@@ -36,74 +41,77 @@ _STANDING = (
     RuleFired,
     WorkerDone,
 )
-#: A worker may report several copies that it cannot restore.
-_Kind = tuple[type[messages.Message], Snapshot | None]
+#: Kind of a message, with the copy for a report that it cannot be restored: there may be several.
+_Kind = tuple[type[messages.Message], OfferedSnapshot | None]
 
 
 class Facts:
-    """The last word of each kind by or about each worker, and of each node on its health. A pure state machine.
+    """The last message of each kind by or about each worker, and by each node on its health.
 
-    What was said of a lost worker is kept until a coordinator has it in its record. It says so by :class:`StopWorker`,
-    which it sends for every worker that it gives up or does not know, after it has written that down.
+    A pure state machine. Messages about a lost worker are kept until a coordinator has recorded the
+    loss. The coordinator confirms that by :class:`StopWorker`, which it sends for every worker that
+    it gives up or does not know.
     """
 
     def __init__(self) -> None:
         self._health: dict[str, HealthReport] = {}  # by node
-        self._living: dict[str, dict[_Kind, messages.Message]] = {}
-        self._failed: dict[str, WorkerFailed] = {}
-        self._lost: dict[str, WorkerLost] = {}
-        self._open: set[str] = set()  # may still say something
-        self._stopped: set[str] = set()  # of these: whatever they say is of no interest any more
+        self._live_messages: dict[str, dict[_Kind, messages.Message]] = {}
+        self._failures: dict[str, WorkerFailed] = {}
+        self._losses: dict[str, WorkerLost] = {}
+        self._open_workers: set[str] = set()  # workers that may still send messages
+        self._stopped_workers: set[str] = set()  # open workers of which messages are ignored
 
     @property
     def ended(self) -> tuple[str, ...]:
-        """Workers that are lost, which no coordinator may know yet."""
-        return tuple(self._lost)
+        """The lost workers that no coordinator has confirmed."""
+        return tuple(self._losses)
 
     def note(self, message: Any) -> None:
-        """Something was said by or about a worker."""
+        """Update the facts from a message by or about a worker or a node. Others are ignored."""
         match message:
             case HealthReport(node):
                 self._health[node] = message
             case StartWorker(worker):
-                self._open.add(worker)
+                self._open_workers.add(worker)
             case WorkerFailed(worker):
-                if worker not in self._stopped:
-                    self._failed[worker] = message
+                if worker not in self._stopped_workers:
+                    self._failures[worker] = message
             case WorkerLost(worker):
-                self._living.pop(worker, None)
-                self._lost.setdefault(worker, message)
+                self._live_messages.pop(worker, None)
+                self._losses.setdefault(worker, message)
             case StopWorker(worker):
-                for said in (self._living, self._failed, self._lost):
-                    said.pop(worker, None)
-                self._stopped.update({worker} & self._open)
+                for table in (self._live_messages, self._failures, self._losses):
+                    table.pop(worker, None)
+                self._stopped_workers.update({worker} & self._open_workers)
             case Healed(worker):
-                self._stand(message)
+                self._keep(message)
                 for kind in [
-                    kind for kind in self._living.get(worker, ()) if kind[0] is SourceFailed
+                    kind for kind in self._live_messages.get(worker, ()) if kind[0] is SourceFailed
                 ]:
-                    del self._living[worker][
-                        kind
-                    ]  # it has the state now, whatever failed it before
+                    del self._live_messages[worker][kind]  # it has the state now
             case SourceFailed(_, snapshot):
-                self._stand(message, snapshot)
-            case _ if isinstance(message, _STANDING):
-                self._stand(message)
+                self._keep(message, snapshot)
+            case _ if isinstance(message, _KEPT_KINDS):
+                self._keep(message)
 
-    def _stand(self, message: Any, snapshot: Snapshot | None = None) -> None:
-        if message.worker not in self._lost and message.worker not in self._stopped:
-            self._living.setdefault(message.worker, {})[type(message), snapshot] = message
+    def _keep(self, message: Any, snapshot: OfferedSnapshot | None = None) -> None:
+        """Keep a message of a live worker as the last of its kind; ignore it for other workers."""
+        if message.worker not in self._losses and message.worker not in self._stopped_workers:
+            self._live_messages.setdefault(message.worker, {})[type(message), snapshot] = message
 
     def close(self, worker: str) -> None:
-        """No more will come from ``worker``: its connection has ended."""
-        self._open.discard(worker)
-        self._stopped.discard(worker)
+        """Note that ``worker`` sends no more: its connection has ended. Its facts stay kept."""
+        self._open_workers.discard(worker)
+        self._stopped_workers.discard(worker)
 
     def tell(self) -> Iterator[messages.Message]:
-        """Everything, in an order that makes sense to somebody who knows nothing of it."""
+        """Yield the messages that are kept, in an order that a receiver without history accepts.
+
+        They stay kept.
+        """
         yield from self._health.values()
-        yield from self._failed.values()
-        yield from self._lost.values()
-        for kind in _STANDING:
-            for said in self._living.values():
-                yield from (message for message in said.values() if type(message) is kind)
+        yield from self._failures.values()
+        yield from self._losses.values()
+        for kind in _KEPT_KINDS:
+            for facts in self._live_messages.values():
+                yield from (message for message in facts.values() if type(message) is kind)

@@ -1,4 +1,8 @@
-"""What the directory of a run holds of its coordinator: its record, and where it is once it has moved."""
+"""Files of the coordinator in the directory of a run: its log, and its address after a move.
+
+-> coordinator/log.py: the content of the log; substrate/kubernetes/substrate.py writes the address
+after a move. agent/coordinator_link.py reads it for each attempt to connect.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +11,27 @@ from pathlib import Path
 import msgspec
 
 Address = tuple[str, int]
-#: The file with its decisions, in that directory.
-RECORD = "coordinator.record"
+#: Name of the write-ahead log of the coordinator (:mod:`chaoskit.coordinator.log`).
+COORDINATOR_LOG = "coordinator.wal"
 
 
 class CoordinatorAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Host and port of each of its listeners.
+    """Host and port of each listener of the coordinator.
 
     Attributes:
-        control: for agents and observers.
-        store: where the members of a generation find each other.
+        control: listener for agents and observers.
+        store: listener at which the members of a generation find each other.
     """
 
     control: Address
     store: Address
 
     def latest(self, run_directory: str | Path) -> CoordinatorAddress:
-        """Where it is now: what was written since into the run's directory on this node, else this.
+        """Return the current address: that in :func:`address_file`, or this one if there is none.
 
         Raises:
-            msgspec.MsgspecError: if what was written there is something else. OSError: if it cannot be read.
+            msgspec.MsgspecError: if the file has other content.
+            OSError: if the file cannot be read.
         """
         try:
             data = address_file(run_directory).read_bytes()
@@ -36,5 +41,8 @@ class CoordinatorAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 def address_file(run_directory: str | Path) -> Path:
-    """The file of a node that says where the coordinator has moved; there is none before."""
+    """Return the path of the file with the address of a coordinator that has moved.
+
+    Each node has one in its run directory, but not before the first move.
+    """
     return Path(run_directory) / "coordinator.json"

@@ -1,4 +1,9 @@
-"""The server's side of handshakes, for servers with threads: strangers cost no thread, and keep no client waiting."""
+"""Server side of handshakes for servers with threads.
+
+Clients without a proof cost no thread, and keep no other client waiting.
+
+-> wire/frames.py: the proof itself, the client's side, and the server's side for asyncio.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +17,20 @@ from contextlib import suppress
 from chaoskit.errors import Refused
 from chaoskit.wire import frames
 
-#: So many connections of one listener may be without a proof at a time: when another one comes, the oldest is closed.
+#: Most connections of a listener without a proof; one more closes the oldest.
 UNPROVEN_MAX = 64
 _BREATH_S = 0.02
 
 
 class Unproven:
-    """A connection whose client is asked for a proof.
+    """Connection with a client that has yet to prove that it knows the token.
 
     Args:
-        connection: new; it does not block until the proof is there.
-        until_s: when it must be, on the monotonic clock.
+        connection: a new connection; it does not block until the proof has come.
+        until_s: time limit of the proof, on the monotonic clock. The caller enforces it.
+
+    Raises:
+        OSError: if the connection has ended.
     """
 
     def __init__(self, connection: socket.socket, token: str, until_s: float) -> None:
@@ -30,15 +38,17 @@ class Unproven:
         self._handshake, self._frame = frames.Handshake(token), frames.ShortFrame()
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.send(
-            frames.encode(self._handshake.challenge())
-        )  # there is room for it in a new socket
+        connection.send(frames.encode(self._handshake.challenge()))  # fits a new buffer
 
     def read(self) -> None:
-        """Read what has come, and answer it once that is a proof of the token.
+        """Read the available bytes, and answer once they are a proof of the token.
+
+        The connection is blocking when this returns.
 
         Raises:
-            BlockingIOError: if more is to come. OSError: if the connection has ended. Refused: if this is no proof.
+            BlockingIOError: if the proof is incomplete.
+            OSError: if the connection has ended.
+            Refused: if the message is no proof.
         """
         while missing := self._frame.missing:
             data = self.connection.recv(missing)
@@ -49,7 +59,9 @@ class Unproven:
         self.connection.setblocking(True)
 
 
-class _Entrance:
+class _HandshakeLoop:
+    """Handshakes of the clients of one listener, all on one thread."""
+
     def __init__(
         self, listener: socket.socket, token: str, timeout_s: float, unmade: Callable[[int], None]
     ) -> None:
@@ -62,25 +74,30 @@ class _Entrance:
         self._unproven: dict[int, Unproven] = {}  # by descriptor, the oldest first
 
     def wait(self) -> list[int]:
-        """Descriptors at which there is something to do: at least one, or the time of a connection is over."""
+        """Wait until a descriptor is readable, or the time of a connection is over.
+
+        Return the readable descriptors, among them that of the listener.
+        """
         poll = select.poll()
         for fd in (self._listener.fileno(), *self._unproven):
             poll.register(fd, select.POLLIN)
-        first = next(iter(self._unproven.values()), None)
-        left_s = max(0.0, first.until_s - time.monotonic()) if first is not None else None
+        oldest = next(iter(self._unproven.values()), None)
+        left_s = max(0.0, oldest.until_s - time.monotonic()) if oldest is not None else None
         return [fd for fd, _ in poll.poll(None if left_s is None else left_s * 1000 + 1)]
 
-    def let_in(self, made: Callable[[int], None]) -> bool:
-        """Ask a client that has connected for a proof. False once the listener is closed."""
+    def accept(self, made: Callable[[int], None]) -> bool:
+        """Accept a client and ask it for a proof. Return False once the listener is closed.
+
+        Beyond :data:`UNPROVEN_MAX` clients without a proof, the oldest is closed. A client that is
+        gone again is ignored.
+        """
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.EBADF):
                 return False
             if error.errno != errno.EAGAIN:
-                time.sleep(
-                    _BREATH_S
-                )  # a client that is gone again, or no descriptor at this moment
+                time.sleep(_BREATH_S)  # the client is gone, or no descriptor is free
             return True
         made(connection.fileno())
         fd, until_s = connection.fileno(), time.monotonic() + self._timeout_s
@@ -94,8 +111,11 @@ class _Entrance:
         return True
 
     def read(self, fd: int) -> socket.socket | None:
-        """Read at one descriptor: the connection, once it is proven."""
-        if fd not in self._unproven:  # it was the oldest
+        """Read from the connection of a descriptor, and return it once it is proven, else None.
+
+        A connection with a wrong proof is closed.
+        """
+        if fd not in self._unproven:  # it was closed as the oldest
             return None
         try:
             self._unproven[fd].read()
@@ -107,17 +127,18 @@ class _Entrance:
         return self._unproven.pop(fd).connection
 
     def expire(self) -> None:
-        """Close what has had its time."""
+        """Close the connections that have used up their time."""
         now_s = time.monotonic()
-        for fd in [fd for fd, one in self._unproven.items() if one.until_s <= now_s]:
+        for fd in [fd for fd, unproven in self._unproven.items() if unproven.until_s <= now_s]:
             self._close(fd)
 
     def close(self) -> None:
-        """Close all that is unproven."""
+        """Close all connections without a proof."""
         for fd in list(self._unproven):
             self._close(fd)
 
     def _close(self, fd: int) -> None:
+        """Report and close a connection without a proof."""
         self._unmade(fd)
         self._unproven.pop(fd).connection.close()
 
@@ -130,26 +151,30 @@ def proven(
     made: Callable[[int], None] = lambda fd: None,
     unmade: Callable[[int], None] = lambda fd: None,
 ) -> Iterator[socket.socket]:
-    """Connections to ``listener`` whose clients have shown that they know the token, until it is shut down.
+    """Yield connections to ``listener`` with clients that have proved that they know the token.
 
-    All handshakes are made on the thread that iterates. The connections are blocking, without a time limit.
+    The iteration ends when the listener is shut down. All handshakes are made on the thread that
+    iterates. The connections are blocking, without a time limit.
 
     Args:
-        timeout_s: time for the whole proof.
-        made: told the descriptor of each connection when it is accepted; ``unmade`` before one without a proof is
-            closed.
+        listener: listening socket, which does not block from now on.
+        token: the run's token.
+        timeout_s: seconds for the whole proof.
+        made: called with the descriptor of each connection after it is accepted.
+        unmade: called with the descriptor of each connection that is closed without a proof, before
+            it is closed.
     """
-    entrance = _Entrance(listener, token, timeout_s, unmade)
+    handshakes = _HandshakeLoop(listener, token, timeout_s, unmade)
     with suppress(OSError):  # closed already
         listener.setblocking(False)
     try:
-        while (at := listener.fileno()) >= 0:
-            for fd in entrance.wait():
-                if fd == at:
-                    if not entrance.let_in(made):
+        while (listener_fd := listener.fileno()) >= 0:
+            for fd in handshakes.wait():
+                if fd == listener_fd:
+                    if not handshakes.accept(made):
                         return
-                elif (connection := entrance.read(fd)) is not None:
+                elif (connection := handshakes.read(fd)) is not None:
                     yield connection
-            entrance.expire()
+            handshakes.expire()
     finally:
-        entrance.close()
+        handshakes.close()

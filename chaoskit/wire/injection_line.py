@@ -1,7 +1,10 @@
-"""The line between the harness of an experiment and a worker, or the checkpoint daemon of a node: a Unix socket.
+"""Unix socket between the harness of an experiment and a worker or checkpoint daemon.
 
-A network namespace does not end it, and no coordinator stands between. A run without faults has none, so nothing can be
-injected into it.
+A network namespace does not break it, and the coordinator takes no part. A run without faults has
+no such socket, so no fault can be injected into it.
+
+-> experiment/injection/channel.py: the harness's end; runtime/step/hooks.py and daemon/process.py:
+the other ends. wire/messages/injection.py: the messages.
 """
 
 from __future__ import annotations
@@ -20,17 +23,20 @@ _MESSAGE_BYTES_MAX = 2**16
 
 
 class InjectionDoor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the harness of a run with faults listens. ``token``: what is to be said there first."""
+    """Address at which the harness of a run with faults listens.
+
+    ``path`` is that of a Unix socket. ``token`` is part of the first message to the harness.
+    """
 
     path: str
     token: str
 
 
 class InjectionLine:
-    """One end of a line. Messages are whole and keep their order.
+    """End of a connection to or from the harness. Messages arrive whole and in order.
 
     Args:
-        kind: of the messages that come: orders, or reports.
+        kind: type of the messages that arrive: orders at a worker, reports at the harness.
     """
 
     def __init__(self, connection: socket.socket, kind: Any) -> None:
@@ -40,17 +46,23 @@ class InjectionLine:
         return self._connection.fileno()
 
     def send(self, message: InjectionHello | InjectionOrder | InjectionReport) -> bool:
-        """Say something, from any thread. False where the other end is gone, or has not read what was said before."""
+        """Send a message, from any thread. Return True if it was sent.
+
+        Return False if the other end is gone. While the queue of unread messages is full, wait, or
+        return False if the connection does not block.
+        """
         with contextlib.suppress(OSError):
             self._connection.send(msgspec.json.encode(message))
             return True
         return False
 
     def receive(self) -> Any | None:
-        """The next message; None when the other end is gone, or says what cannot be read.
+        """Return the next message; None if the other end is gone, or sent an invalid message.
+
+        Wait for a message if the connection blocks.
 
         Raises:
-            BlockingIOError: where there is none yet.
+            BlockingIOError: if no message has come yet on a connection that does not block.
         """
         try:
             data, _, flags, _ = self._connection.recvmsg(_MESSAGE_BYTES_MAX)
@@ -65,7 +77,14 @@ class InjectionLine:
 
 
 def dial(door: InjectionDoor | None, node: str, worker: str = "") -> InjectionLine | None:
-    """The line of a worker, or of the checkpoint daemon of ``node``; None without a harness, or where it is gone."""
+    """Connect a worker, or with ``worker`` "" the checkpoint daemon of ``node``, to the harness.
+
+    The hello is sent. Return the connection, which blocks; None without a harness, or if it cannot
+    be reached.
+
+    Args:
+        door: address of the harness; None in a run without faults.
+    """
     if door is None:
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,7 +1,8 @@
 """Write the files of ``deploy/``: ``python docs/generate/deploy.py``.
 
-They hold what ``chaoskit cluster manifests`` prints. For kustomize that is one file. For Helm they are more, whose
-templates use nothing but ``{{ .Values.x }}`` and one ``if`` around a whole file: a test can render them.
+The files hold the output of ``chaoskit cluster manifests``: one file for kustomize, several
+templates for Helm. The templates use only ``{{ .Values.x }}`` and one ``if`` around a whole file,
+so that a test can render them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ VALUES = {
 
 
 def files() -> Mapping[str, str]:
-    """Every file, by its path below ``deploy/``."""
+    """Return every file, by its path below ``deploy/``."""
     namespace, *others = installation("{{ .Values.namespace }}", "{{ .Values.podSecurity }}")
     chart = {
         "apiVersion": "v2",
@@ -91,12 +92,12 @@ def _chosen() -> NightlyJob:
 
 
 def _yaml(documents: Iterable[Manifest]) -> str:
-    return "---\n".join(msgspec.yaml.encode(one).decode() for one in documents)
+    return "---\n".join(msgspec.yaml.encode(document).decode() for document in documents)
 
 
 def _value(name: str) -> str:
-    value, told = VALUES[name]
-    return f"# {told}\n{name}: {msgspec.json.encode(value).decode()}\n"
+    default, comment = VALUES[name]
+    return f"# {comment}\n{name}: {msgspec.json.encode(default).decode()}\n"
 
 
 def _only_if(value: str, text: str) -> str:

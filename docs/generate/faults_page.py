@@ -26,8 +26,8 @@ from chaoskit.faults.incidents import BYTE_ROBUST, INCIDENTS, LLAMA_3, Study
 
 
 def render_page() -> str:
-    """The whole page."""
-    # A page of Markdown, not of HTML: nothing in it comes from outside.
+    """Return the whole page."""
+    # autoescape is off: the page is Markdown, and nothing in it comes from outside
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=False,
@@ -53,14 +53,17 @@ def render_page() -> str:
 
 def _rows(study: Study) -> list[dict[str, Any]]:
     return [
-        {"incident": one, "faults": [kind.__name__ for kind in CATALOGUE if one in kind.counted]}
-        for one in INCIDENTS
-        if one.study == study
+        {
+            "incident": incident,
+            "faults": [kind.__name__ for kind in CATALOGUE if incident in kind.counted],
+        }
+        for incident in INCIDENTS
+        if incident.study == study
     ]
 
 
 def _cell(text: str) -> str:
-    """Text for a cell of a table."""
+    """Return ``text`` escaped for a cell of a table."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 

@@ -1,4 +1,5 @@
-"""Print the table of measurements in the README; ``python docs/generate/figures.py --write`` puts it there.
+"""Print the table of measurements in the README; ``python docs/generate/figures.py --write`` puts
+it there.
 
 Every number comes from ``benchmarks/results/*.json``, which the benchmarks write.
 """
@@ -9,7 +10,6 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -18,22 +18,26 @@ BEGIN, END = "<!-- written by docs/generate/figures.py -->", "<!-- end of the ta
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. ``bar``: begin of the name of a bar in ``benchmarks/results/{file}.json``."""
+    """A row of the table, made from one bar of ``benchmarks/results/{file}.json``.
+
+    Args:
+        what: text of the first column.
+        bar: begin of the name of the bar.
+        file: name of the file, without its suffix.
+    """
 
     what: str
     bar: str
     file: str = "latest"
 
-    def render(self, samples: dict[str, list[float]]) -> str:
-        """The row, from the samples of its bar: ratios in pairs of runs, or seconds."""
-        if "ratios" in samples:
-            shown, count = (
-                [f"{value:.2f} x" for value in _summary(samples["ratios"])],
-                len(samples["ratios"]),
-            )
-            return f"| {self.what} | {' | '.join(shown)} | {count} pairs |"
-        shown = [f"{value * 1e3:.0f} ms" for value in _summary(samples["seconds"])]
-        return f"| {self.what} | {' | '.join(shown)} | {len(samples['seconds'])} runs |"
+    def render(self, summaries: dict[str, dict[str, Any]]) -> str:
+        """Return the row, from the summary of ratios in pairs of runs, or of seconds."""
+        if "ratios" in summaries:
+            ratios = summaries["ratios"]
+            return f"| {self.what} | {ratios['median']:.2f} x | {ratios['max']:.2f} x | {ratios['count']} pairs |"
+        seconds = summaries["seconds"]
+        median_ms, max_ms = seconds["median"] * 1e3, seconds["max"] * 1e3
+        return f"| {self.what} | {median_ms:.0f} ms | {max_ms:.0f} ms | {seconds['count']} runs |"
 
 
 ROWS = (
@@ -67,17 +71,13 @@ ROWS = (
 )
 
 
-def _summary(values: list[float]) -> tuple[float, float]:
-    return median(values), max(values)
-
-
 def table(results: Path = ROOT / "benchmarks" / "results") -> str:
-    """The table, and a line about machine and dates."""
+    """Return the table, and a line about machine and dates."""
     reports = {
         file: json.loads((results / f"{file}.json").read_text())
         for file in dict.fromkeys(r.file for r in ROWS)
     }
-    rows = [row.render(_samples(reports[row.file], row.bar)) for row in ROWS]
+    rows = [row.render(_summaries(reports[row.file], row.bar)) for row in ROWS]
     machine = reports[ROWS[0].file]["machine"]
     dates = ", ".join(sorted({report["machine"]["date"][:10] for report in reports.values()}))
     facts = f"{machine['cores']} cores ({machine['processor']}), torch {machine['torch']} with gloo; measured {dates}."
@@ -86,15 +86,14 @@ def table(results: Path = ROOT / "benchmarks" / "results") -> str:
     )
 
 
-def _samples(report: dict[str, Any], bar: str) -> dict[str, list[float]]:
-    found: list[dict[str, list[float]]] = [
-        one["samples"] for one in report["bars"] if one["name"].startswith(bar)
-    ]
-    if len(found) != 1:
+def _summaries(report: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    bars: list[dict[str, Any]] = [bar for bar in report["bars"] if bar["name"].startswith(name)]
+    if len(bars) != 1:
         raise SystemExit(
-            f"benchmarks/results: {len(found)} bars begin with {bar!r}, not one; run the benchmarks"
+            f"benchmarks/results: {len(bars)} bars begin with {name!r}, not one; run the benchmarks"
         )
-    return found[0]
+    summaries: dict[str, dict[str, Any]] = bars[0]["summaries"]
+    return summaries
 
 
 def main() -> None:

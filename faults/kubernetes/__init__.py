@@ -1,1 +1,1 @@
-"""What only a Kubernetes cluster has, and can break."""
+"""Faults that need a Kubernetes cluster."""

@@ -1,185 +1,53 @@
-"""The network between nodes goes wrong: it is cut, silently or loudly, wholly or one way."""
+"""Faults ``Cut`` and ``Reset``: two sides of a network exchange nothing any more.
+
+-> faults/network/sides.py: which nodes are on which side.
+-> substrate/network/wiring.py makes the rules; substrate/kubernetes/pods/network.py in pods.
+-> coordinator/detectors/contact.py and links.py: which side the job gives up.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal
 
-from chaoskit.errors import BadInput, HarnessError
+from chaoskit.errors import HarnessError
 from chaoskit.faults import incidents
-from chaoskit.faults.base import Fault, require_seconds
+from chaoskit.faults.base import Fault
 from chaoskit.faults.evidence import Counted, Evidence, NetworkPath
 from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.network.sides import (
+    ANY_OTHERS,
+    COORDINATOR,
+    CUT_OFF_CAUSES,
+    EXAMPLE,
+    UNDO,
+    Sides,
+    change_network,
+)
 from chaoskit.faults.target import Target
 from chaoskit.process.linux import TcpTroubles
 from chaoskit.substrate.core.actions import Action, Applied
 from chaoskit.substrate.core.processes import Process
-from chaoskit.substrate.core.traffic import Block, Change, Way, between, towards
+from chaoskit.substrate.core.traffic import Block
 from chaoskit.substrate.limits import capabilities
-from chaoskit.vocabulary import HUNG_CAUSES
 
-#: The coordinator's place in the network, beside the nodes'.
-COORDINATOR = "coordinator"
-_FROM = ("all", "ranks", "coordinator")
 _STORE = "store"
-_SURE_S = 0.02  # by then the other side has said that it had a segment already
-_AFTER_S = 3.0  # after its end in which what it did may still be noticed: a first retry comes after a second
-_DIRECTIONS = ("both", "in", "out")
-#: For the catalogue: networks are only cut where each node has one.
-EXAMPLE = """import pytest
-
-from faults import {name}
-
-
-@pytest.mark.chaos(substrate="netns")
-def test_{name}(chaos):
-    chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkFault(Fault):
-    """Base of the faults that change what goes between the rank's node and others.
-
-    A role that stands for several ranks, such as ``minority``, gives one fault a rank: each of them is apart from all,
-    from each other too. ``side`` keeps several ranks together.
-
-    Args:
-        side: further ranks; their nodes are on the same side as that of ``rank``.
-        apart_from: ``all`` others and the coordinator, the other ``ranks`` only, the ``coordinator`` only, or a tuple
-            of ranks. For :class:`Cut` and :class:`Reset` also the ``store`` only, in which the members of a new
-            membership find each other; agents and coordinator still hear of each other then.
-        direction: ``both``, only what comes ``in`` to this side, or only what goes ``out``.
-        heal_after_s: when it ends; None: with the run.
-    """
-
-    side: tuple[int, ...] = ()
-    apart_from: str | tuple[int, ...] = "all"
-    direction: str = "both"
-    heal_after_s: float | None = None
-
-    family: ClassVar[str] = "network"
-    whole_node: ClassVar[bool] = True
-    substrates: ClassVar[tuple[str, ...]] = ("netns", "docker", "kubernetes")
-    undo: ClassVar[str] = "the rule is removed; the network vanishes with the run"
-    example: ClassVar[str] = EXAMPLE
-    #: The kind of change that it makes.
-    makes: ClassVar[type[Change]] = Block
-    #: What ``apart_from`` may say beside ranks.
-    others: ClassVar[tuple[str, ...]] = _FROM
-
-    @classmethod
-    def unavailable(cls) -> str:
-        return capabilities.unavailable(cls.makes)
-
-    @property
-    def needs(self) -> tuple[type[Action], ...]:
-        return (self.makes,)
-
-    @property
-    def from_outside(self) -> bool:
-        return True
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return HUNG_CAUSES | {"node lost", "unreachable"}
-
-    def validate(self, *, nodes: int, steps: int | None) -> None:
-        super().validate(nodes=nodes, steps=steps)
-        self._validate_ranks("side", self.side, nodes)
-        if isinstance(self.apart_from, tuple):
-            self._validate_ranks("apart_from", self.apart_from, nodes)
-            if both := {self.rank, *self.side}.intersection(self.apart_from):
-                raise BadInput(
-                    "apart_from", self.apart_from, f"leave out {sorted(both)}: on this side already"
-                )
-        elif self.apart_from not in self.others:
-            raise BadInput(
-                "apart_from",
-                self.apart_from,
-                f"use one of {', '.join(self.others)}, or a tuple of ranks",
-            )
-        if self.direction not in _DIRECTIONS:
-            raise BadInput("direction", self.direction, f"use one of {', '.join(_DIRECTIONS)}")
-        if self.heal_after_s is not None:
-            require_seconds("heal_after_s", self.heal_after_s, above_0=True)
-
-    def _validate_ranks(self, field: str, ranks: Sequence[int], nodes: int) -> None:
-        for rank in ranks:
-            if not 0 <= rank < nodes:
-                raise BadInput(
-                    field, ranks, f"use ranks from 0 to {nodes - 1}: the run has {nodes} nodes"
-                )
-
-    def near(self, target: Target) -> list[str]:
-        """The nodes on the rank's side."""
-        return [target.node, *(target.places[rank] for rank in self.side if rank in target.places)]
-
-    def ways(self, target: Target) -> tuple[Way, ...]:
-        """What is struck, by the nodes that have the ranks now."""
-        near = self.near(target)
-        if isinstance(self.apart_from, tuple):
-            far = [target.places[rank] for rank in self.apart_from if rank in target.places]
-        else:
-            nodes = [node for node in target.cluster.nodes if node not in near]
-            far = {"all": [*nodes, COORDINATOR], "ranks": nodes}.get(self.apart_from, [COORDINATOR])
-        if self.direction == "both":
-            return between(near, far)
-        return towards(near, far) if self.direction == "out" else towards(far, near)
-
-    def aim(self, target: Target) -> tuple[Way, ...]:
-        """Return the ways that are struck. What may be lost by it are the target's struck nodes from now on."""
-        ways = self.ways(target)
-        stations = {station for way in ways for station in way}
-        # a node that is silent until its lease is over is lost; of two that cannot reach each other either may be
-        silent = COORDINATOR in stations and self.outage_s >= _lease_s(target)
-        target.struck_nodes = set(self.near(target)) if silent else stations - {COORDINATOR}
-        return ways
-
-    async def while_in_force(
-        self,
-        target: Target,
-        change: Change,
-        look: Callable[[Applied], Evidence | None],
-        after_s: float = 0.0,
-    ) -> AsyncGenerator[Evidence]:
-        """Change the network until it heals, and wait for evidence of it.
-
-        Args:
-            look: for evidence, at what was changed.
-            after_s: how long what it did may be noticed after its end.
-        """
-        with target.applied(change) as applied:
-            target.release()
-            target.last_word = partial(look, applied)
-            seen = await target.seen(target.last_word, limit_s=self.heal_after_s)
-            if seen is not None:
-                yield seen
-            if self.heal_after_s is None:
-                await target.until_end()
-            else:
-                await target.sleep(self.heal_after_s - target.seconds_since)
-        target.lifted()
-        if seen is None and (
-            seen := await target.seen(target.last_word, limit_s=target.seconds_since + after_s)
-        ):
-            yield seen
-
-    @property
-    def outage_s(self) -> float:
-        """For how long nothing gets through at a time."""
-        return math.inf if self.heal_after_s is None else self.heal_after_s
+_OTHERS = (*ANY_OTHERS, _STORE)
+_SURE_S = 0.02  # a peer reports within this time that a repeated segment had arrived already
+_AFTER_S = 3.0  # its effects may be noticed so long after its end: a first retry comes after 1 s
 
 
 class TcpWatch:
-    """What TCP of some network namespaces notices from now on, by a process in each.
+    """Counts of losses or resets that TCP notices from now on, in some network namespaces.
+
+    Each namespace is read through a process in it. One that cannot be read any more adds nothing.
 
     Args:
-        kind: of troubles.
+        processes: one process in each namespace.
+        kind: kind of the counted events.
     """
 
     def __init__(self, processes: Sequence[Process], kind: Literal["losses", "resets"]) -> None:
@@ -189,16 +57,20 @@ class TcpWatch:
         self._last = (time.monotonic(), self._before)
 
     def _read(self) -> list[int]:
-        found = [_troubles(process) for process in self._processes]
-        return [one.losses if self._kind == "losses" else one.resets for one in found]
+        """Return the number of events in each namespace since its beginning."""
+        troubles = [_troubles(process) for process in self._processes]
+        return [counts.losses if self._kind == "losses" else counts.resets for counts in troubles]
 
     @property
     def noticed(self) -> int:
-        """What was noticed so far, in all."""
+        """The number of confirmed events in all namespaces, as of the last :meth:`look`."""
         return sum(most - before for most, before in zip(self._most, self._before, strict=True))
 
     def look(self) -> int:
-        """Return what was noticed so far, and was still believed a moment later."""
+        """Read the counts, and return the number of events that a second count confirmed.
+
+        Two counts are at least 20 ms apart, since TCP may take a loss back.
+        """
         (last_s, last), now_s, now = self._last, time.monotonic(), self._read()
         if now_s - last_s >= _SURE_S:
             sure = map(min, now, last)
@@ -207,7 +79,7 @@ class TcpWatch:
 
 
 def _troubles(process: Process) -> TcpTroubles:
-    """What TCP of its network namespace has noticed; nothing where that cannot be asked any more."""
+    """Return the TCP counts of the process's namespace; zeros if it cannot be read any more."""
     try:
         return process.kernel.tcp_troubles(process)
     except HarnessError:
@@ -215,69 +87,17 @@ def _troubles(process: Process) -> TcpTroubles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossyNetwork(NetworkFault):
-    """Base of the faults by which packets do not arrive: a rule counts them, and TCP of the nodes finds out."""
+class Cut(Sides, Fault):
+    """Lose everything between two sides, in silence.
 
-    #: What TCP notices of it.
-    noticed: ClassVar[Literal["losses", "resets"]] = "losses"
+    Neither side learns that the other one is gone.
+    """
 
-    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
-        """What is done to these ways."""
-        raise NotImplementedError
-
-    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        ways = self.aim(target)
-        stations = {station for way in ways for station in way}
-        watched = [target.cluster.root(node) for node in stations - {COORDINATOR}]
-        if COORDINATOR in stations:
-            with contextlib.suppress(HarnessError):  # a command has none
-                watched.append(target.cluster.coordinator())
-        watch = TcpWatch(watched, self.noticed)
-
-        def look(change: Applied) -> Counted | None:
-            is_old = (
-                bool(target.lifted_ns) and time.monotonic_ns() - target.lifted_ns > _AFTER_S * 1e9
-            )
-            noticed = (
-                watch.noticed if is_old else watch.look()
-            )  # what comes long after the end is not its doing
-            packets = change.shown() if noticed else 0
-            told = f"the kernel has counted {packets} packets that met it, and TCP of the nodes {noticed} {self.noticed}"
-            path = NetworkPath(tuple(sorted(stations)))
-            return (
-                Counted(subject=path, source="TCP of the nodes", count=packets, seen=told)
-                if packets
-                else None
-            )
-
-        async with contextlib.aclosing(
-            self.while_in_force(target, self.change(target, ways), look, _AFTER_S)
-        ) as story:
-            async for seen in story:
-                yield seen
-
-
-def _lease_s(target: Target) -> float:
-    config = target.config
-    return config.heartbeat_ms * config.lease_beats / 1000 if config is not None else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Partition(LossyNetwork):
-    """Nothing gets through."""
-
-    others: ClassVar[tuple[str, ...]] = (*_FROM, _STORE)
-    loud: ClassVar[bool] = False
-
-    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
-        port = target.cluster.store_port if self.apart_from == _STORE else 0
-        return Block(ways=ways, loud=self.loud, port=port)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cut(_Partition):
-    """Lose everything between two sides, in silence: neither hears that the other one is gone."""
-
+    family: ClassVar[str] = "network"
+    whole_node: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = CUT_OFF_CAUSES
+    needs: ClassVar[tuple[type[Action], ...]] = (Block,)
     effect: ClassVar[str] = "what is sent between two sides never arrives, and neither side is told"
     evidence: ClassVar[str] = (
         "the kernel counts packets that it dropped by the rule, and TCP of the nodes what it sent again"
@@ -287,12 +107,36 @@ class Cut(_Partition):
     impact: ClassVar[str] = (
         "leases end without a word, and the workers of the silent nodes are given up"
     )
+    substrates: ClassVar[tuple[str, ...]] = ("netns", "docker", "kubernetes")
+    undo: ClassVar[str] = UNDO
+    example: ClassVar[str] = EXAMPLE
+
+    @classmethod
+    def unavailable(cls) -> str:
+        return capabilities.unavailable(Block)
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        self.validate_sides(self.rank, nodes, _OTHERS)
+
+    def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        ways = self.aim(target)
+        change = Block(ways=ways, port=_port(self.apart_from, target))
+        return drop_packets(target, change, "losses", self.heal_after_s)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reset(_Partition):
-    """Answer every TCP segment between two sides with a reset: connections break loudly, and none can be made."""
+class Reset(Sides, Fault):
+    """Answer every TCP segment between two sides with a reset.
 
+    Connections break loudly, and none can be made.
+    """
+
+    family: ClassVar[str] = "network"
+    whole_node: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = CUT_OFF_CAUSES
+    needs: ClassVar[tuple[type[Action], ...]] = (Block,)
     effect: ClassVar[str] = "connections between two sides break, and new ones are refused"
     evidence: ClassVar[str] = (
         "the kernel counts segments that it answered with a reset, and TCP of the nodes connections that were reset"
@@ -302,5 +146,62 @@ class Reset(_Partition):
     impact: ClassVar[str] = (
         "connections end at once, and the workers of the nodes behind them are given up"
     )
-    loud: ClassVar[bool] = True
-    noticed: ClassVar[Literal["losses", "resets"]] = "resets"
+    substrates: ClassVar[tuple[str, ...]] = ("netns", "docker", "kubernetes")
+    undo: ClassVar[str] = UNDO
+    example: ClassVar[str] = EXAMPLE
+
+    @classmethod
+    def unavailable(cls) -> str:
+        return capabilities.unavailable(Block)
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        self.validate_sides(self.rank, nodes, _OTHERS)
+
+    def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        ways = self.aim(target)
+        change = Block(ways=ways, loud=True, port=_port(self.apart_from, target))
+        return drop_packets(target, change, "resets", self.heal_after_s)
+
+
+def _port(apart_from: str | tuple[int, ...], target: Target) -> int:
+    """Return the port of the store if only that is cut off; else 0, for all ports."""
+    return target.cluster.store_port if apart_from == _STORE else 0
+
+
+def drop_packets(
+    target: Target,
+    change: Block,
+    noticed: Literal["losses", "resets"],
+    heal_after_s: float | None,
+) -> AsyncGenerator[Evidence]:
+    """Drop packets until the network heals, and yield evidence of the drops.
+
+    The evidence needs both: the rule has counted packets, and TCP of the nodes has noticed losses
+    or resets. Without both until 3 s after the end there is none.
+
+    Args:
+        change: the paths, and the packets on them that are dropped.
+        noticed: kind of event by which TCP notices it.
+        heal_after_s: seconds after the act at which the network heals; None: with the run.
+    """
+    stations = {station for way in change.ways for station in way}
+    watched = [target.cluster.root(node) for node in stations - {COORDINATOR}]
+    if COORDINATOR in stations:
+        with contextlib.suppress(HarnessError):  # a command has no coordinator
+            watched.append(target.cluster.coordinator())
+    watch = TcpWatch(watched, noticed)
+
+    def look(applied: Applied) -> Counted | None:
+        is_old = bool(target.lifted_ns) and time.monotonic_ns() - target.lifted_ns > _AFTER_S * 1e9
+        events = watch.noticed if is_old else watch.look()  # later events have other causes
+        packets = applied.shown() if events else 0
+        words = f"the kernel has counted {packets} packets that met it, and TCP of the nodes {events} {noticed}"
+        path = NetworkPath(tuple(sorted(stations)))
+        return (
+            Counted(subject=path, source="TCP of the nodes", count=packets, seen=words)
+            if packets
+            else None
+        )
+
+    return change_network(target, change, look, heal_after_s, _AFTER_S)

@@ -1,4 +1,8 @@
-"""A network that works badly: late, lossy or narrow."""
+"""Faults ``Delay``, ``Loss`` and ``Bandwidth``: the network is late, lossy or narrow.
+
+-> substrate/network/shaping.py and packet_queue.py delay and narrow; packets.py drops.
+-> coordinator/detectors/link_speed.py: how the job finds a slow link.
+"""
 
 from __future__ import annotations
 
@@ -11,49 +15,58 @@ from typing import ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault
 from chaoskit.faults.evidence import Counted, Evidence, NetworkPath, RoundTrip
 from chaoskit.faults.incidents import IncidentKind
-from chaoskit.faults.network.partitions import LossyNetwork, NetworkFault
+from chaoskit.faults.network.partitions import drop_packets
+from chaoskit.faults.network.sides import CUT_OFF_CAUSES, EXAMPLE, UNDO, Sides, change_network
 from chaoskit.faults.target import Target
-from chaoskit.substrate.core.actions import Applied
+from chaoskit.substrate.core.actions import Action, Applied
 from chaoskit.substrate.core.echo import EchoProbe
-from chaoskit.substrate.core.traffic import SHARE_OF, Block, Change, Degrade, Narrow, Way
+from chaoskit.substrate.core.traffic import SHARE_OF, Block, Degrade, Narrow
+from chaoskit.substrate.limits import capabilities
 
+_IMPACT = "steps take longer; if a lease ends, the workers of its node are given up"
 _ECHOES = 3
-_ECHO_S = 1.0  # of an echo that is held up
-_HEALTHY_S = 0.1  # of one that is not: the rank waits meanwhile
+_ECHO_S = 1.0  # timeout of a delayed echo
+_HEALTHY_S = 0.1  # timeout of an echo before the act, for which the rank waits
 _SEEN = 0.8  # share of the delay that an echo must show: timers of the kernel are not exact
 
 
 @dataclass(frozen=True, kw_only=True)
-class BadNetwork(NetworkFault):
-    """Base of the faults that let packets through, but not well."""
-
-    impact: ClassVar[str] = (
-        "steps take longer; if a lease ends, the workers of its node are given up"
-    )
-    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SLOW,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Delay(BadNetwork):
+class Delay(Sides, Fault):
     """Hold up each packet.
 
     Args:
-        delay_ms: on each way that is struck.
-        jitter_ms: drawn evenly for each packet, up to so much more or less.
+        delay_ms: delay in milliseconds on each way that is struck.
+        jitter_ms: largest difference from the delay, drawn evenly for each packet; at most
+            ``delay_ms``.
     """
 
     delay_ms: float = 20.0
     jitter_ms: float = 0.0
 
+    family: ClassVar[str] = "network"
+    whole_node: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = CUT_OFF_CAUSES
+    needs: ClassVar[tuple[type[Action], ...]] = (Degrade,)
     effect: ClassVar[str] = "packets between two sides arrive later"
     evidence: ClassVar[str] = "echoes between the nodes take longer by the delay"
     stands_for: ClassVar[str] = "congested links, and links between data centres"
-    makes: ClassVar[type[Change]] = Degrade
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SLOW,)
+    impact: ClassVar[str] = _IMPACT
+    substrates: ClassVar[tuple[str, ...]] = ("netns", "docker", "kubernetes")
+    undo: ClassVar[str] = UNDO
+    example: ClassVar[str] = EXAMPLE
+
+    @classmethod
+    def unavailable(cls) -> str:
+        return capabilities.unavailable(Degrade)
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
+        self.validate_sides(self.rank, nodes)
         if not 0 < self.delay_ms < math.inf:
             raise BadInput("delay_ms", self.delay_ms, "use a number of milliseconds above 0")
         if not 0 <= self.jitter_ms <= self.delay_ms:
@@ -61,11 +74,11 @@ class Delay(BadNetwork):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         ways = self.aim(target)
-        place = ways[0]
-        measure = partial(target.cluster.round_trips_ms, *place, _ECHOES)
+        way = ways[0]
+        measure = partial(target.cluster.round_trips_ms, *way, _ECHOES)
         before_ms = max(measure(_HEALTHY_S) or measure(_ECHO_S), default=None)
         change = Degrade(ways=ways, delay_ms=self.delay_ms, jitter_ms=self.jitter_ms)
-        with contextlib.ExitStack() as asked:
+        with contextlib.ExitStack() as probes:
             probe: EchoProbe | None = None
             late_ms = 0.0
 
@@ -73,93 +86,123 @@ class Delay(BadNetwork):
                 nonlocal probe, late_ms
                 if probe is None:
                     limit_s = _ECHO_S + 4 * self.delay_ms / 1000
-                    probe = asked.enter_context(
-                        contextlib.closing(target.cluster.probe(*place, limit_s))
+                    probe = probes.enter_context(
+                        contextlib.closing(target.cluster.probe(*way, limit_s))
                     )
                 if before_ms is not None and not late_ms:
-                    least = (
+                    echoes_needed = (
                         1
                         if self.heal_after_s and target.seconds_since >= self.heal_after_s
                         else _ECHOES
                     )
-                    late_ms = self._late_ms(probe, before_ms, least)
+                    late_ms = self._late_ms(probe, before_ms, echoes_needed)
                 if before_ms is None or not late_ms or not delay.shown():
                     return None
                 probe.close()
-                told = f"an echo takes {late_ms:.1f} ms, {before_ms:.1f} ms before; {delay.shown()} packets were held up"
-                path = NetworkPath(place)
+                words = f"an echo takes {late_ms:.1f} ms, {before_ms:.1f} ms before; {delay.shown()} packets were held up"
+                path = NetworkPath(way)
                 echo = "an echo of the kernel"
                 return RoundTrip(
-                    subject=path, source=echo, before_ms=before_ms, after_ms=late_ms, seen=told
+                    subject=path, source=echo, before_ms=before_ms, after_ms=late_ms, seen=words
                 )
 
-            async with contextlib.aclosing(self.while_in_force(target, change, look)) as story:
-                async for seen in story:
-                    yield seen
+            evidences = change_network(target, change, look, self.heal_after_s)
+            async with contextlib.aclosing(evidences):
+                async for evidence in evidences:
+                    yield evidence
 
-    def _late_ms(self, probe: EchoProbe, before_ms: float, least: int) -> float:
-        """What all echoes take at least, if that is longer by the delay than any took before; 0 if not.
+    def _late_ms(self, probe: EchoProbe, before_ms: float, echoes_needed: int) -> float:
+        """Return the shortest of the last three round trips if it is longer by the delay; else 0.
 
-        A busy machine makes some of them late.
+        The shortest one counts, because a busy machine makes some echoes late. It is 0, too, while
+        fewer than ``echoes_needed`` were answered.
         """
-        after = [one for one in probe.results_ms() if one is not None][-_ECHOES:]
+        after = [trip_ms for trip_ms in probe.results_ms() if trip_ms is not None][-_ECHOES:]
         after_ms = min(after, default=0.0)
         late_ms = _SEEN * self.delay_ms * (2 if self.direction == "both" else 1)
-        return after_ms if len(after) >= least and after_ms - before_ms >= late_ms else 0.0
+        return after_ms if len(after) >= echoes_needed and after_ms - before_ms >= late_ms else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss(LossyNetwork):
+class Loss(Sides, Fault):
     """Lose some packets, drawn for each.
 
     Args:
-        share: of the packets on each way that is struck.
+        share: share of the packets on each way that is struck, above 0 and up to 1.
     """
 
     share: float = 0.05
 
+    family: ClassVar[str] = "network"
+    whole_node: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = CUT_OFF_CAUSES
+    needs: ClassVar[tuple[type[Action], ...]] = (Block,)
     effect: ClassVar[str] = "some packets between two sides are lost"
     evidence: ClassVar[str] = (
         "the kernel counts packets that it dropped by the rule, and TCP of the nodes what it sent again"
     )
-    impact: ClassVar[str] = BadNetwork.impact
     stands_for: ClassVar[str] = "dirty fibres, and switches with buffers that overflow"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SWITCH, incidents.NIC)
+    impact: ClassVar[str] = _IMPACT
+    substrates: ClassVar[tuple[str, ...]] = ("netns", "docker", "kubernetes")
+    undo: ClassVar[str] = UNDO
+    example: ClassVar[str] = EXAMPLE
+
+    @classmethod
+    def unavailable(cls) -> str:
+        return capabilities.unavailable(Block)
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
+        self.validate_sides(self.rank, nodes)
         require_share("share", self.share)
 
-    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
-        return Block(ways=ways, share=self.share)
+    def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        change = Block(ways=self.aim(target), share=self.share)
+        return drop_packets(target, change, "losses", self.heal_after_s)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bandwidth(BadNetwork):
+class Bandwidth(Sides, Fault):
     """Let fewer bits pass.
 
     Args:
-        bits_per_s: that still pass.
-        per_peer: on each way that is struck; else from each node of this side in all, and to it.
+        bits_per_s: number of bits a second that still pass.
+        per_peer: the limit holds on each way that is struck; else for all traffic from and to each
+            node of this side.
     """
 
     bits_per_s: float = 100e6
     per_peer: bool = False
 
+    family: ClassVar[str] = "network"
+    whole_node: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = CUT_OFF_CAUSES
+    needs: ClassVar[tuple[type[Action], ...]] = (Narrow,)
     effect: ClassVar[str] = "the link of one node, or what goes between two, carries fewer bits"
     evidence: ClassVar[str] = "the kernel counts how often it held packets back"
     stands_for: ClassVar[str] = (
         "links that fall back to a lower rate, and neighbours that use them up"
     )
-    makes: ClassVar[type[Change]] = Narrow
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SLOW,)
+    impact: ClassVar[str] = _IMPACT
     substrates: ClassVar[tuple[str, ...]] = ("netns", "docker")
+    undo: ClassVar[str] = UNDO
+    example: ClassVar[str] = EXAMPLE
+
+    @classmethod
+    def unavailable(cls) -> str:
+        return capabilities.unavailable(Narrow)
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
+        self.validate_sides(self.rank, nodes)
         if not 0 < self.bits_per_s < math.inf:
             raise BadInput("bits_per_s", self.bits_per_s, "use a number of bits a second above 0")
 
-    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+    def inject(self, target: Target) -> AsyncIterator[Evidence]:
         ways = self.aim(target)
         near = tuple(self.near(target))
         change = Narrow(
@@ -168,20 +211,18 @@ class Bandwidth(BadNetwork):
 
         def look(narrow: Applied) -> Counted | None:
             packets = narrow.shown()
-            told = f"the kernel has held back {packets} packets"
+            words = f"the kernel has held back {packets} packets"
             path = NetworkPath(tuple(sorted({station for way in ways for station in way})))
             return (
-                Counted(subject=path, source="the kernel's queue", count=packets, seen=told)
+                Counted(subject=path, source="the kernel's queue", count=packets, seen=words)
                 if packets
                 else None
             )
 
-        async with contextlib.aclosing(self.while_in_force(target, change, look)) as story:
-            async for seen in story:
-                yield seen
+        return change_network(target, change, look, self.heal_after_s)
 
 
 def require_share(field: str, value: float) -> None:
-    """Refuse what is no share, or one that is never drawn. Raises BadInput."""
+    """Raise BadInput unless ``value`` is a share that the kernel can draw."""
     if not 1 / SHARE_OF <= value <= 1:
         raise BadInput(field, value, f"use a share from one in {SHARE_OF:,} to 1")

@@ -1,1 +1,1 @@
-"""Faults of whole nodes and of the coordinator, limits of nodes, and worlds that change their size."""
+"""Faults of whole nodes and of the coordinator, limits of nodes, and changes of the world."""

@@ -1,4 +1,8 @@
-"""The loss of the process that decides membership."""
+"""Fault ``KillCoordinator``: the process that decides membership is lost.
+
+-> substrate/cluster/supervised.py has the supervisor start the next one.
+-> coordinator/handlers/on_restart.py: how that continues the run from the log of the last one.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +11,37 @@ import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from random import Random
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from chaoskit.faults.base import Fault
 from chaoskit.faults.evidence import CoordinatorProcess, Evidence, ProcessEnded
 from chaoskit.faults.target import Target
 from chaoskit.substrate.core.processes import Process
 
-_ENDS_S = 0.05
-_LOOK_S = 0.01  # for the coordinator that takes over
+#: Reason why no table counts faults of the control plane.
+CONTROL_UNLISTED = (
+    "the tables count what stopped the training, and not what would have kept it from recovering"
+)
+_ENDS_S = 0.05  # longest wait for the end of the killed process
+_LOOK_S = 0.01  # interval of looks for the coordinator that takes over
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControlFault(Fault):
-    """Base of the faults that strike no rank. ``rank`` says which rank stands at that moment, and no more."""
+class KillCoordinator(Fault):
+    """SIGKILL the coordinator.
+
+    ``rank`` only names the rank that stops at that moment.
+    """
 
     rank: int | str = "any"
 
     family: ClassVar[str] = "control"
-    unlisted: ClassVar[str] = (
-        "the tables count what stopped the training, and not what would have kept it from recovering"
-    )
-    sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
+    has_one_target: ClassVar[bool] = True
+    ends_coordinator: ClassVar[bool] = True
     of_runtime: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = frozenset()
     cost: ClassVar[Literal["nothing", "process", "node"]] = "nothing"
-
-    @property
-    def from_outside(self) -> bool:
-        return True
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return frozenset()
-
-    def expand(self, nodes: int, chance: Random) -> tuple[Self, ...]:
-        """One, whatever the role: what is struck is there once."""
-        return super().expand(nodes, chance)[:1]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoordinatorFault(ControlFault):
-    """Base of the faults that end the coordinator."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KillCoordinator(CoordinatorFault):
-    """SIGKILL the coordinator. ``rank`` only says which rank stands at the moment when that happens."""
-
     effect: ClassVar[str] = (
         "no process decides membership any more; training may go on, but can lose no rank"
     )
@@ -62,20 +49,21 @@ class KillCoordinator(CoordinatorFault):
     stands_for: ClassVar[str] = (
         "the loss of the one host that a job depends on: scheduler, rendezvous, rank 0's store"
     )
+    unlisted: ClassVar[str] = CONTROL_UNLISTED
     impact: ClassVar[str] = (
         "none by itself: training goes on, and the coordinator comes back from its record"
     )
+    sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        target.unclaim()  # the rank itself comes to no harm
+        target.unclaim()  # the rank itself is not struck
         killed = self._kill(target)
         target.release()
         while killed is None:
             await target.sleep(_LOOK_S)
             killed = self._kill(target)
-        await target.seen(
-            lambda: killed.is_gone() and not target.job_ended
-        )  # when the job is over every coordinator goes
+        # every coordinator ends with its job
+        await target.seen(lambda: killed.is_gone() and not target.job_ended)
         yield ProcessEnded(
             subject=CoordinatorProcess(killed.pid),
             source="the kernel's list of processes",
@@ -84,7 +72,10 @@ class KillCoordinator(CoordinatorFault):
         )
 
     def _kill(self, target: Target) -> Process | None:
-        """Kill the coordinator that is there; None where it ends by itself: the next one will do, if there is one."""
+        """Kill the present coordinator, wait up to 50 ms for its end, and return its process.
+
+        Return None if it or the job has ended by itself; the caller then tries its successor.
+        """
         process = target.cluster.coordinator()
         if target.job_ended or process.is_gone():
             return None
@@ -93,8 +84,6 @@ class KillCoordinator(CoordinatorFault):
             target.acts()
             until_s = time.monotonic() + _ENDS_S
             while not process.is_gone() and time.monotonic() < until_s:
-                time.sleep(
-                    0.0005
-                )  # else a second one that is due now takes the same death for its own
+                time.sleep(0.0005)  # a second fault that is due now must not count the same death
             return process
         return None

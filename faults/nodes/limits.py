@@ -1,18 +1,23 @@
-"""Nodes that have less than they want: of CPU time, memory, processes or writes to disk."""
+"""Faults that limit a node: its CPU time, memory, processes or writes to disk.
+
+A limit holds for all processes of the node together, and for those that they start.
+
+-> substrate/limits/holds.py sets each limit and counts its effects, by substrate/limits/cgroup.py;
+substrate/docker/holds.py for containers. runtime/injection/ending.py uses the memory up.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.faults import incidents
-from chaoskit.faults.base import require_seconds
+from chaoskit.faults.base import Fault, require_seconds
 from chaoskit.faults.evidence import Evidence
 from chaoskit.faults.incidents import IncidentKind
-from chaoskit.faults.nodes.node import NodeFault
 from chaoskit.faults.target import Target
 from chaoskit.substrate.core.actions import (
     CONTROLLERS,
@@ -26,77 +31,32 @@ from chaoskit.substrate.limits import cgroup
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 
 _MIB = 2**20
-_GIVE_UP = 8  # times the headroom: a limit that does not hold must not eat the machine
+_UNDO = "the control group is removed when the limit ends; if the run is killed, by its guard"
+#: Causes of the losses of workers of a node that has too little of something.
+_LIMITED_CAUSES = HUNG_CAUSES | {"node lost", "slow", "unreachable"}
+_GIVE_UP = 8  # times the headroom: bounds the damage of a limit that does not hold
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeLimit(NodeFault):
-    """Base of the faults that limit all processes of the rank's node together, and those that they start.
+class LimitCpu(Fault):
+    """Leave the node a part of its CPU time, for agent, workers and spares together.
+
+    No rank may be blamed for it.
 
     Args:
-        lift_after_s: for how long the limit lasts once it has bitten; with the run, if it never does.
+        lift_after_s: seconds that the limit lasts once it has had an effect; without one it lasts
+            until the run ends.
+        cores: number of CPUs that are left, such as 0.25.
     """
 
     lift_after_s: float = 1.0
-
-    family: ClassVar[str] = "node"
-    undo: ClassVar[str] = (
-        "the control group is removed when the limit ends; if the run is killed, by its guard"
-    )
-    #: What it has done to the node.
-    makes: ClassVar[type[Action]] = CapCpu
-
-    @classmethod
-    def unavailable(cls) -> str:
-        return cgroup.unavailable(CONTROLLERS[cls.makes])
-
-    @property
-    def needs(self) -> tuple[type[Action], ...]:
-        return (self.makes,)
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return HUNG_CAUSES | {"node lost", "slow", "unreachable"}
-
-    @property
-    def action(self) -> Action:
-        """What is left to the node."""
-        raise NotImplementedError
-
-    def validate(self, *, nodes: int, steps: int | None) -> None:
-        super().validate(nodes=nodes, steps=steps)
-        require_seconds("lift_after_s", self.lift_after_s, above_0=True)
-
-    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        with target.applied(self.action) as limit:
-            self.release(target)
-
-            source = "the kernel's count for its group"
-            yield await target.counted(
-                limit, target.whole_node, source, lambda events: self.told(events, target)
-            )
-            await target.sleep(self.lift_after_s)
-        target.lifted()
-
-    def release(self, target: Target) -> None:
-        """Let the rank go on, under the limit."""
-        target.release()
-
-    def told(self, events: int, target: Target) -> str:
-        """What the kernel counted, in words."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, kw_only=True)
-class LimitCpu(NodeLimit):
-    """Leave the node a part of its CPU time, for agent, workers and spares together. No rank may be blamed for it.
-
-    Args:
-        cores: that are left, such as 0.25.
-    """
-
     cores: float = 0.25
 
+    family: ClassVar[str] = "node"
+    whole_node: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = _LIMITED_CAUSES
+    needs: ClassVar[tuple[type[Action], ...]] = (CapCpu,)
     effect: ClassVar[str] = (
         "one node has little CPU time: agent, workers and spares share what is left"
     )
@@ -106,138 +66,199 @@ class LimitCpu(NodeLimit):
     )
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OVERLOAD, incidents.SLOW)
     impact: ClassVar[str] = "none is wanted: steps take longer"
-    makes: ClassVar[type[Action]] = CapCpu
+    undo: ClassVar[str] = _UNDO
 
-    @property
-    def action(self) -> Action:
-        return CapCpu(self.cores)
+    @classmethod
+    def unavailable(cls) -> str:
+        return cgroup.unavailable(CONTROLLERS[CapCpu])
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
+        require_seconds("lift_after_s", self.lift_after_s, above_0=True)
         if not 0 < self.cores < math.inf:
             raise BadInput("cores", self.cores, "use a number of CPUs above 0")
 
-    def told(self, events: int, target: Target) -> str:
-        return f"the kernel held {target.node} back in {events} periods"
+    def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        def in_words(events: int) -> str:
+            return f"the kernel held {target.node} back in {events} periods"
+
+        return _limit_node(target, CapCpu(self.cores), self.lift_after_s, in_words)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitMemory(NodeLimit):
-    """Leave the node a little memory, and let the rank take it. The kernel chooses which process of the node it ends.
+class LimitMemory(Fault):
+    """Leave the node a little memory, and let the rank use it up.
 
-    Unlike with ``OutOfMemory``, whatever the node starts before the limit ends is under it, too.
+    The kernel chooses which process of the node it ends. Unlike with ``OutOfMemory``, all processes
+    that the node starts before the limit ends are under it, too.
 
     Args:
-        headroom_mib: what the node may use beyond what it uses now, in MiB.
+        lift_after_s: seconds that the limit lasts once it has had an effect; without one it lasts
+            until the run ends.
+        headroom_mib: memory that the node may use beyond its present use, in MiB.
     """
 
+    lift_after_s: float = 1.0
     headroom_mib: float = 16.0
 
+    family: ClassVar[str] = "node"
+    whole_node: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = False  # the rank itself takes the memory
+    leads_to: ClassVar[frozenset[str]] = _LIMITED_CAUSES | FAILED_CAUSES
+    needs: ClassVar[tuple[type[Action], ...]] = (CapMemory,)
     effect: ClassVar[str] = "one node has no memory left, and the kernel ends processes of it"
     evidence: ClassVar[str] = (
         "the kernel counts processes of the node that it killed for want of memory"
     )
     stands_for: ClassVar[str] = "host memory used up, by whichever process"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OOM,)
-    makes: ClassVar[type[Action]] = CapMemory
     impact: ClassVar[str] = "a worker of the node is given up, or all of them with their agent"
+    undo: ClassVar[str] = _UNDO
 
-    @property
-    def from_outside(self) -> bool:
-        return False  # the rank itself takes the memory
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return super().leads_to | FAILED_CAUSES
-
-    @property
-    def action(self) -> Action:
-        return CapMemory(round(self.headroom_mib * _MIB))
+    @classmethod
+    def unavailable(cls) -> str:
+        return cgroup.unavailable(CONTROLLERS[CapMemory])
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
+        require_seconds("lift_after_s", self.lift_after_s, above_0=True)
         if not 1 <= self.headroom_mib < math.inf:
             raise BadInput("headroom_mib", self.headroom_mib, "use a number of MiB, 1 or more")
 
-    def release(self, target: Target) -> None:
-        target.act("allocate", give_up_bytes=_GIVE_UP * round(self.headroom_mib * _MIB))
+    def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        headroom_bytes = round(self.headroom_mib * _MIB)
 
-    def told(self, events: int, target: Target) -> str:
-        return f"the kernel killed {events} processes of {target.node} for want of memory"
+        def allocate() -> None:
+            target.act("allocate", give_up_bytes=_GIVE_UP * headroom_bytes)
+
+        def in_words(events: int) -> str:
+            return f"the kernel killed {events} processes of {target.node} for want of memory"
+
+        return _limit_node(
+            target, CapMemory(headroom_bytes), self.lift_after_s, in_words, release=allocate
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitPids(NodeLimit):
-    """Let the node start few further processes and threads. It acts where a worker is replaced, or the world regroups.
+class LimitPids(Fault):
+    """Let the node start few further processes and threads.
+
+    It acts when a worker is replaced, or the world regroups.
 
     Args:
-        further: processes and threads that the node may still start.
+        lift_after_s: seconds that the limit lasts once it has had an effect; without one it lasts
+            until the run ends.
+        further: number of processes and threads that the node may still start.
     """
 
+    lift_after_s: float = 1.0
     further: int = 0
 
+    family: ClassVar[str] = "node"
+    whole_node: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = _LIMITED_CAUSES | FAILED_CAUSES
+    needs: ClassVar[tuple[type[Action], ...]] = (CapPids,)
     effect: ClassVar[str] = "one node can start neither processes nor threads"
     evidence: ClassVar[str] = "the kernel counts processes and threads that it refused"
     stands_for: ClassVar[str] = "limits of processes that are used up, by leaks or by other users"
     unlisted: ClassVar[str] = "the tables do not tell such limits from other failures of a host"
-    makes: ClassVar[type[Action]] = CapPids
     impact: ClassVar[str] = (
         "replacements cannot be started there, and a process that needs a new thread fails"
     )
+    undo: ClassVar[str] = _UNDO
     example: ClassVar[str] = (
         'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}, Kill(rank=2, at_step=22)])'
     )
 
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return super().leads_to | FAILED_CAUSES
-
-    @property
-    def action(self) -> Action:
-        return CapPids(self.further)
+    @classmethod
+    def unavailable(cls) -> str:
+        return cgroup.unavailable(CONTROLLERS[CapPids])
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
+        require_seconds("lift_after_s", self.lift_after_s, above_0=True)
         if self.further < 0:
             raise BadInput(
                 "further", self.further, "use a number of processes and threads, 0 or more"
             )
 
-    def told(self, events: int, target: Target) -> str:
-        return f"the kernel refused {target.node} {events} processes or threads"
+    def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        def in_words(events: int) -> str:
+            return f"the kernel refused {target.node} {events} processes or threads"
+
+        return _limit_node(target, CapPids(self.further), self.lift_after_s, in_words)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitIo(NodeLimit):
-    """Let the node write slowly to the disk of the run's directory. It bites where the job writes, and waits for it.
+class LimitIo(Fault):
+    """Let the node write slowly to the disk of the run's directory.
 
-    Under cgroup v1 the kernel holds back only what a process waits for, as with ``fsync``.
+    It acts if the job writes, and waits for it. Under cgroup v1 the kernel holds back only writes
+    for which a process waits, as with ``fsync``.
 
     Args:
-        bytes_per_s: that the node may write.
+        lift_after_s: seconds that the limit lasts once it has had an effect; without one it lasts
+            until the run ends.
+        bytes_per_s: number of bytes a second that the node may write.
     """
 
+    lift_after_s: float = 1.0
     bytes_per_s: float = 1e6
 
+    family: ClassVar[str] = "node"
+    whole_node: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = _LIMITED_CAUSES
+    needs: ClassVar[tuple[type[Action], ...]] = (CapWrites,)
     effect: ClassVar[str] = "one node writes slowly to its disk"
     evidence: ClassVar[str] = (
         "the kernel counts so many written bytes that the node used up what it may write"
     )
     stands_for: ClassVar[str] = "disks that wear out, and neighbours that write much"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SLOW,)
-    makes: ClassVar[type[Action]] = CapWrites
     impact: ClassVar[str] = "none is wanted: a process that writes waits, and all others with it"
+    undo: ClassVar[str] = _UNDO
 
-    @property
-    def action(self) -> Action:
-        return CapWrites(self.bytes_per_s)
+    @classmethod
+    def unavailable(cls) -> str:
+        return cgroup.unavailable(CONTROLLERS[CapWrites])
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
+        require_seconds("lift_after_s", self.lift_after_s, above_0=True)
         if not 1 <= self.bytes_per_s < math.inf:
             raise BadInput(
                 "bytes_per_s", self.bytes_per_s, "use a number of bytes a second, 1 or more"
             )
 
-    def told(self, events: int, target: Target) -> str:
-        return f"{target.node} used up what it may write for {events / 4:g} s"
+    def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        def in_words(events: int) -> str:
+            return f"{target.node} used up what it may write for {events / 4:g} s"
+
+        return _limit_node(target, CapWrites(self.bytes_per_s), self.lift_after_s, in_words)
+
+
+async def _limit_node(
+    target: Target,
+    limit: Action,
+    lift_after_s: float,
+    in_words: Callable[[int], str],
+    *,
+    release: Callable[[], None] | None = None,
+) -> AsyncGenerator[Evidence]:
+    """Limit the target's node, and yield evidence once the kernel has counted an effect.
+
+    Without an effect there is no evidence, and the limit lasts until the run ends.
+
+    Args:
+        lift_after_s: seconds after the first effect at which the limit is lifted.
+        in_words: returns the count of the kernel in words.
+        release: releases the rank under the limit; None for a rank that does nothing to itself.
+    """
+    with target.applied(limit) as applied:
+        (release or target.release)()
+        source = "the kernel's count for its group"
+        yield await target.counted(applied, target.whole_node, source, in_words)
+        await target.sleep(lift_after_s)
+    target.lifted()

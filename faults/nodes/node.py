@@ -1,4 +1,8 @@
-"""A node that ends, or ceases to move: its agent and all its workers at once."""
+"""Faults of a node that ends or freezes: its agent and all its workers at once.
+
+-> coordinator/detectors/contact.py: when a node that says nothing is given up.
+-> substrate/limits/holds.py freezes a node by a control group; processes/signals.py by signals.
+"""
 
 from __future__ import annotations
 
@@ -32,38 +36,32 @@ from chaoskit.substrate.limits.cgroup import unavailable
 from chaoskit.vocabulary import EXITED, HUNG_CAUSES
 
 FREEZES = ("signal", "cgroup")
-_ENDS_S = 1.0  # within which what an agent had started ends with it
-_STILL_S = 0.05  # an agent runs some hundred times a second
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeFault(Fault):
-    """Base of the faults that strike the node on which the rank runs."""
-
-    whole_node: ClassVar[bool] = True
-
-    @property
-    def from_outside(self) -> bool:
-        return True
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return frozenset({EXITED, "node lost"})
+#: Causes of the losses of workers when their node ends.
+NODE_LOST_CAUSES = frozenset({EXITED, "node lost"})
+_ENDS_S = 1.0  # time in which the children of an agent end with it
+_STILL_S = 0.05  # an agent that is not frozen runs some hundred times a second
 
 
 def require_no_replacements(fault: Fault, config: RunConfig) -> None:
-    """Refuse a run that replaces nodes by itself, for a fault that does. Raises BadInput."""
+    """Raise BadInput if the run replaces nodes by itself, for a fault that adds a node."""
     if config.node_replacements:
         remedy = f"use 0: {fault.kind} brings a node, and there would be two under one name"
         raise BadInput("node_replacements", config.node_replacements, remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KillAgent(NodeFault):
-    """SIGKILL the agent of the rank's node, and nothing else: what it started must end with it."""
+class KillAgent(Fault):
+    """SIGKILL the agent of the rank's node, and nothing else.
+
+    The processes that it started must end with it.
+    """
 
     family: ClassVar[str] = "node"
+    whole_node: ClassVar[bool] = True
     is_felt: ClassVar[bool] = True
+    of_runtime: ClassVar[bool] = True  # another launcher's workers need not end with it
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = NODE_LOST_CAUSES
     effect: ClassVar[str] = (
         "the agent of one node ends at once; its workers may not go on unwatched"
     )
@@ -71,27 +69,31 @@ class KillAgent(NodeFault):
     stands_for: ClassVar[str] = "a node daemon that is killed for want of memory"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OOM,)
     impact: ClassVar[str] = "the workers of the node are given up"
-    of_runtime: ClassVar[bool] = True  # of another launcher's, what it started need not end with it
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         agent, *_ = processes = look_up(target)
-        if agent != target.cluster.root(
-            target.node
-        ):  # it ends already: what is listed first is its child
+        if agent != target.cluster.root(target.node):  # the agent has ended
             raise ProcessLookupError(f"the agent of {target.node} is gone")
         agent.signal(signal.SIGKILL)
-        # the rank stands until it has ended with its agent: else it would take part in the step for a moment
+        # the rank waits until it has ended with its agent: released, it would take part in the step
         await target.seen(lambda: gone(processes, target.node), limit_s=_ENDS_S)
         target.release()
         yield await all_gone(target, processes)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KillNode(NodeFault):
-    """SIGKILL the agent, the zygote and all workers of the rank's node, as if its power had failed."""
+class KillNode(Fault):
+    """SIGKILL all processes of the rank's node: agent, zygote and workers.
+
+    It looks as if the power of the node had failed.
+    """
 
     family: ClassVar[str] = "node"
+    whole_node: ClassVar[bool] = True
+    ends_node: ClassVar[bool] = True
     is_felt: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = NODE_LOST_CAUSES
     effect: ClassVar[str] = (
         "one node is gone at once: agent, workers, spares, and all that was in their memory"
     )
@@ -106,7 +108,6 @@ class KillNode(NodeFault):
         incidents.KERNEL_PANIC,
     )
     impact: ClassVar[str] = "the node's connection ends, and its workers are given up"
-    ends_node: ClassVar[bool] = True
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         processes = look_up(target)
@@ -116,22 +117,27 @@ class KillNode(NodeFault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preempt(NodeFault):
-    """Take a node away as a cloud does: SIGTERM to its agent and workers; after a grace period, SIGKILL.
+class Preempt(Fault):
+    """Take a node away as a cloud does.
+
+    Its agent and workers get SIGTERM, and after a grace period SIGKILL.
 
     Args:
-        grace_s: how long they may take to end by themselves.
+        grace_s: seconds that they have to end by themselves.
     """
 
     grace_s: float = 0.5
 
     family: ClassVar[str] = "node"
+    whole_node: ClassVar[bool] = True
+    ends_node: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = NODE_LOST_CAUSES
     effect: ClassVar[str] = "one node is told to end, and after a grace period made to"
     evidence: ClassVar[str] = "every process of the node is gone"
     stands_for: ClassVar[str] = "host maintenance, and reclaimed spot instances"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.MAINTENANCE,)
     impact: ClassVar[str] = "the workers of the node are given up"
-    ends_node: ClassVar[bool] = True
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -139,37 +145,47 @@ class Preempt(NodeFault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         agent, *others = processes = look_up(target)
-        signal_all([agent, *(one for one in others if one.name != "ck-zygote")], signal.SIGTERM)
-        target.release()
-        seen = await target.seen(lambda: gone(processes, target.node), limit_s=self.grace_s)
-        left = (
-            [] if seen is not None else [process for process in processes if not process.is_gone()]
+        signal_all(
+            [agent, *(process for process in others if process.name != "ck-zygote")], signal.SIGTERM
         )
-        if seen is None:
+        target.release()
+        evidence = await target.seen(lambda: gone(processes, target.node), limit_s=self.grace_s)
+        remaining = (
+            []
+            if evidence is not None
+            else [process for process in processes if not process.is_gone()]
+        )
+        if evidence is None:
             target.acts()
-            signal_all(left, signal.SIGKILL)
-            seen = await all_gone(target, processes)
-        yield msgspec.structs.replace(seen, more=f", {len(left)} of them after the grace period")
+            signal_all(remaining, signal.SIGKILL)
+            evidence = await all_gone(target, processes)
+        yield msgspec.structs.replace(
+            evidence, more=f", {len(remaining)} of them after the grace period"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class FreezeNode(NodeFault):
-    """Have every process of a node stand still, until it is given up, and go on later: zombies come back.
+class FreezeNode(Fault):
+    """Freeze every process of a node until it is given up, and let them go on later as zombies.
 
-    Its kernel goes on to acknowledge what the node is sent, so the node is given up after a second, or its lease where
-    that is longer, and not within three heartbeats as one that is cut off.
+    Its kernel goes on to acknowledge packets to the node. So the node is given up after a second,
+    or after its lease if that is longer, and not within three heartbeats as one that is cut off.
 
     Args:
-        how: ``signal``: each process is stopped by SIGSTOP, as a debugger does. ``cgroup``: the kernel's freezer
-            (cgroup v1 or v2) stops all of them together, and whatever they were about to start; no process can see it.
-        thaw_after_s: when they go on. The others have long regrouped if this is more than a second, and more than
-            ``heartbeat_ms * lease_beats``.
+        how: ``signal``: each process is stopped by SIGSTOP, as a debugger does. ``cgroup``: the
+            kernel's freezer (cgroup v1 or v2) stops all of them together, and whatever they were
+            about to start; no process can see it.
+        thaw_after_s: seconds after which they go on. The others have long regrouped if this is more
+            than a second, and more than ``heartbeat_ms * lease_beats``.
     """
 
     how: str = "signal"
     thaw_after_s: float = 2.0
 
     family: ClassVar[str] = "node"
+    whole_node: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = NODE_LOST_CAUSES | HUNG_CAUSES | {"stopped"}
     effect: ClassVar[str] = (
         "one node stands still without a word, and returns when it is no part of the world any more"
     )
@@ -198,10 +214,6 @@ class FreezeNode(NodeFault):
     def needs(self) -> tuple[type[Action], ...]:
         return (Freeze,) if self.how == "cgroup" else ()
 
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return super().leads_to | HUNG_CAUSES | {"stopped"}
-
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.how not in FREEZES:
@@ -210,36 +222,40 @@ class FreezeNode(NodeFault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         processes = look_up(target)
-        target.release()  # once continued, the rank goes on as if nothing had been
-        with contextlib.ExitStack() as held:
+        target.release()  # the continued rank must not wait at its hook
+        with contextlib.ExitStack() as undone_at_end:
             if self.how == "cgroup":
-                freeze = held.enter_context(target.applied(Freeze()))
-                processes = [one for one in processes if not one.is_gone()] or processes
-                look = _Frozen(target, processes, freeze).look
+                freeze = undone_at_end.enter_context(target.applied(Freeze()))
+                processes = [process for process in processes if not process.is_gone()] or processes
+                look = _FreezeWatch(target, processes, freeze).look
             else:
-                held.enter_context(continued_afterwards(target, processes))
+                undone_at_end.enter_context(continued_afterwards(target, processes))
                 signal_all(
                     processes, signal.SIGSTOP
                 )  # the agent first: it must not report the others
                 while new := self._started_meanwhile(target, processes):
-                    held.enter_context(continued_afterwards(target, new))
+                    undone_at_end.enter_context(continued_afterwards(target, new))
                     signal_all(new, signal.SIGSTOP)
                     processes += new
-                look = partial(_all_stopped, target, processes)
-            # a harness that was busy for so long must not thaw it unseen; where one is gone it is never seen
-            seen = await target.seen(lambda: look() or any(one.is_gone() for one in processes))
-            if isinstance(seen, NodeFrozen):
-                yield seen
+                look = partial(_stop_evidence, target, processes)
+            # a busy harness must not thaw before it has seen the freeze; a process that is gone
+            # never shows it
+            evidence = await target.seen(
+                lambda: look() or any(process.is_gone() for process in processes)
+            )
+            if isinstance(evidence, NodeFrozen):
+                yield evidence
             await target.sleep(self.thaw_after_s - target.seconds_since)
         target.lifted()
 
-    def _started_meanwhile(self, target: Target, known: Sequence[Process]) -> list[Process]:
-        """Processes of the node that were started while those before were stopped."""
-        pids = {process.pid for process in known}
+    def _started_meanwhile(self, target: Target, stopped: Sequence[Process]) -> list[Process]:
+        """Return the processes of the node that were started while the others were stopped."""
+        pids = {process.pid for process in stopped}
         return [process for process in target.cluster.node(target.node) if process.pid not in pids]
 
 
-def _all_stopped(target: Target, processes: Sequence[Process]) -> NodeFrozen | None:
+def _stop_evidence(target: Target, processes: Sequence[Process]) -> NodeFrozen | None:
+    """Return evidence that all these processes are stopped; None if one is not."""
     if not all(process.is_stopped() for process in processes):
         return None
     return NodeFrozen(
@@ -247,26 +263,29 @@ def _all_stopped(target: Target, processes: Sequence[Process]) -> NodeFrozen | N
     )
 
 
-class _Frozen:
-    """Whether the freezer holds all processes of a node, and none of them has been given a CPU for a moment."""
+class _FreezeWatch:
+    """Check that the freezer holds all processes of a node, and none of them has run lately."""
 
     def __init__(self, target: Target, processes: Sequence[Process], freeze: Applied) -> None:
         self._target, self._processes, self._freeze = target, processes, freeze
-        self._since_s, self._switches = time.monotonic(), self._count()
+        self._since_s, self._switches = time.monotonic(), self._count_switches()
 
-    def _count(self) -> list[int | None]:
-        """How often the kernel took a CPU from each."""
+    def _count_switches(self) -> list[int | None]:
+        """Return the number of context switches of each process; None for one that is gone."""
         threads = [process.threads().get(process.pid) for process in self._processes]
         return [thread and thread.switches for thread in threads]
 
     def look(self) -> NodeFrozen | None:
-        now_s, now = time.monotonic(), self._count()
-        if now != self._switches or None in now or not self._freeze.shown():
-            self._since_s, self._switches = now_s, now
+        """Return evidence once the freezer has held all processes for 50 ms; None before."""
+        now_s, switches = time.monotonic(), self._count_switches()
+        if switches != self._switches or None in switches or not self._freeze.shown():
+            self._since_s, self._switches = now_s, switches
         if (still_s := now_s - self._since_s) < _STILL_S:
             return None
         source = "the kernel's freezer, and its counts of their switches"
-        many = len(self._processes)
         return NodeFrozen(
-            subject=self._target.whole_node, source=source, processes=many, still_s=still_s
+            subject=self._target.whole_node,
+            source=source,
+            processes=len(self._processes),
+            still_s=still_s,
         )

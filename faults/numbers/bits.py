@@ -1,4 +1,8 @@
-"""Memory and arithmetic that silently go wrong."""
+"""Fault ``BitFlip``: a bit of memory or of a result is silently wrong.
+
+-> runtime/injection/numbers.py flips the bit in the worker and reads it back.
+-> runtime/integrity/voting.py: how the ranks find the corrupt one by their seals.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from chaoskit.faults.incidents import IncidentKind
 from chaoskit.faults.target import Target
 from chaoskit.vocabulary import FAILED_CAUSES, TRIGGER_PHASES
 
-#: Where a bit can be flipped -> phases in which the value is still to come, or is there already.
+#: Kind of value -> phases in which a flip of it takes effect: before the value is in use.
 _PHASES = {
     "weight": TRIGGER_PHASES,
     "gradient": ("forward", "backward"),
@@ -29,15 +33,17 @@ class BitFlip(Fault):
     """Flip one bit of one number on one rank.
 
     Args:
-        parameter: name of a model parameter, as in ``model.named_parameters()``. Empty for the first one that is
-            trained; the evidence names it.
-        bit: which one, from 0 (the lowest of the fraction); of a float32, 23 to 30 are the exponent and 31 is the sign.
-        where: ``weight``; ``gradient``, of the next shard, before anything can read it; ``optimizer``, a tensor of the
-            optimizer's state for this parameter; ``received``, the reduced gradient on this rank only, before its
-            optimizer runs.
+        parameter: name of a model parameter, as in ``model.named_parameters()``. Empty for the
+            first one that is trained; the evidence names it.
+        bit: which one, from 0 (the lowest of the fraction); of a float32, 23 to 30 are the exponent
+            and 31 is the sign.
+        where: ``weight``; ``gradient``, of the next shard, before anything can read it;
+            ``optimizer``, a tensor of the optimizer's state for this parameter; ``received``, the
+            reduced gradient on this rank only, before its optimizer runs.
         element: of that tensor, counted in row-major order.
         key: for ``optimizer``, name of the state, such as Adam's ``exp_avg``.
-        sticky: for ``gradient`` and ``received``, flip it again every time, as broken hardware would.
+        sticky: for ``gradient`` and ``received``, flip it again every time, as broken hardware
+            would.
     """
 
     parameter: str = ""
@@ -48,6 +54,8 @@ class BitFlip(Fault):
     sticky: bool = False
 
     family: ClassVar[str] = "numbers"
+    # the job's own code may fail on it
+    leads_to: ClassVar[frozenset[str]] = FAILED_CAUSES | {"nonfinite", "corrupt"}
     effect: ClassVar[str] = (
         "one bit of a weight, a gradient, the optimizer's state or a received buffer is wrong"
     )
@@ -82,13 +90,6 @@ class BitFlip(Fault):
     undo: ClassVar[str] = (
         "nothing outside the process was changed; the number stays wrong until its rank is replaced"
     )
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return FAILED_CAUSES | {
-            "nonfinite",
-            "corrupt",
-        }  # the job's own code may not bear what it reads
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

@@ -1,4 +1,8 @@
-"""Batches that come late, or bad."""
+"""Faults ``DataStall`` and ``BadBatch``: batches that come late, or have bad values.
+
+-> runtime/injection/data.py delays or spoils the batch in the worker, and reports it.
+-> runtime/integrity/nonfinite_guard.py: how the batch is blamed, and no rank.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +22,18 @@ from chaoskit.wire.messages import ActReport, AtHook
 VALUES = ("nan", "inf", "-inf")
 
 
-class _DataFault(Fault):
-    """A fault of what a rank reads before its forward pass."""
-
-    def validate(self, *, nodes: int, steps: int | None) -> None:
-        super().validate(nodes=nodes, steps=steps)
-        if self.phase != "forward":
-            raise BadInput(
-                "phase", self.phase, "use 'forward': the batch is fetched at its beginning"
-            )
-
-
 @dataclass(frozen=True, kw_only=True)
-class DataStall(_DataFault):
+class DataStall(Fault):
     """Let the next batch of a rank come late.
 
     Args:
-        stall_ms: how late. Within the limit for hangs no rank may be called hung for it.
+        stall_ms: delay of the batch in milliseconds. Within the limit for hangs no rank may be called hung for it.
     """
 
     stall_ms: float
 
     family: ClassVar[str] = "time"
+    leads_to: ClassVar[frozenset[str]] = HUNG_CAUSES
     effect: ClassVar[str] = "the next batch of one rank comes late"
     evidence: ClassVar[str] = "the measured time of the fetch"
     stands_for: ClassVar[str] = "slow storage"
@@ -50,12 +44,9 @@ class DataStall(_DataFault):
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "stall_ms": 50.0}
     undo: ClassVar[str] = "it ends by itself"
 
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return HUNG_CAUSES
-
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
+        _validate_phase(self.phase)
         if not 0 < self.stall_ms < 1e6:
             raise BadInput(
                 "stall_ms", self.stall_ms, "use more than 0 milliseconds, and less than 1000 s"
@@ -67,11 +58,12 @@ class DataStall(_DataFault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BadBatch(_DataFault):
-    """Make the data of one shard of one step bad, whichever rank reads it: the batch is to blame, and no rank.
+class BadBatch(Fault):
+    """Make the data of one shard of one step bad, whichever rank reads it.
 
-    Floating-point inputs get the value; where there are none, the loss of this shard does, and the evidence says so.
-    Under the policy ``skip`` the step counts without an update: compare such a run with no twin (``twin=False``).
+    The batch is to blame, and no rank. Floating-point inputs get the value; without such inputs,
+    the loss of this shard gets it, and the evidence says so. Under the policy ``skip`` the step
+    counts without an update: compare such a run with no twin (``twin=False``).
 
     Args:
         rank: without meaning here: every rank that comes to this step reads the same bad data.
@@ -86,6 +78,8 @@ class BadBatch(_DataFault):
     family: ClassVar[str] = "numbers"
     every_rank: ClassVar[bool] = True
     blameless: ClassVar[bool] = True
+    #: A log rule may blame the rank.
+    leads_to: ClassVar[frozenset[str]] = frozenset({"nonfinite", LOG_RULE})
     effect: ClassVar[str] = "the data of one shard is bad on every rank that reads it"
     evidence: ClassVar[str] = "values that are not finite, counted in the batch before and after"
     stands_for: ClassVar[str] = "broken records and loss spikes"
@@ -97,28 +91,28 @@ class BadBatch(_DataFault):
     example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, twin=False, faults=[{fault}])'
     undo: ClassVar[str] = "nothing is left to undo: the dataset itself is not changed"
 
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return frozenset(
-            {"nonfinite", LOG_RULE}
-        )  # what is printed of it a rule may take for the rank's fault
-
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
+        _validate_phase(self.phase)
         if self.shard < 0:
             raise BadInput("shard", self.shard, "use 0 or more, below the run's number of shards")
         if self.value not in VALUES:
             raise BadInput("value", self.value, f"use one of {', '.join(VALUES)}")
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        heard, bad = target.listen(AtHook, ActReport), {"shard": self.shard, "value": self.value}
-        target.act("bad_batch", **bad)
-        async for message in heard:
-            if isinstance(
-                message, AtHook
-            ):  # every rank that comes to this step reads the same bad data
-                target.release_worker(message.worker, "bad_batch", **bad)
+        messages = target.listen(AtHook, ActReport)
+        options = {"shard": self.shard, "value": self.value}
+        target.act("bad_batch", **options)
+        async for message in messages:
+            if isinstance(message, AtHook):  # any rank that reads the shard
+                target.release_worker(message.worker, "bad_batch", **options)
             elif message.fault == target.fault_id and message.effective:
                 yield ReadBack(
                     subject=target.rank_process, source=message.worker, value=message.observed
                 )
+
+
+def _validate_phase(phase: str) -> None:
+    """Raise BadInput unless the fault strikes when the batch is fetched, before a forward pass."""
+    if phase != "forward":
+        raise BadInput("phase", phase, "use 'forward': the batch is fetched at its beginning")

@@ -1,4 +1,8 @@
-"""Numbers that go wrong."""
+"""Fault ``NaN``: a value on one rank is not a number.
+
+-> runtime/injection/numbers.py writes the NaN in the worker and counts it.
+-> runtime/integrity/nonfinite_guard.py and runtime/step/inquiry.py: how the rank is found.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,12 @@ class NaN(Fault):
     """Write a NaN into one value on one rank.
 
     Args:
-        parameter: name of a model parameter, as in ``model.named_parameters()``; for ``activation``, the output of the
-            module that owns it. Empty for the first one that is trained; the evidence names it.
+        parameter: name of a model parameter, as in ``model.named_parameters()``; for
+            ``activation``, the output of the module that owns it. Empty for the first one that is
+            trained; the evidence names it.
         where: ``weight``, ``gradient`` or ``activation``.
-        sticky: poison the gradient or activation again every time it is computed, as broken hardware would.
+        sticky: poison the gradient or activation again every time it is computed, as broken
+            hardware would.
     """
 
     parameter: str = ""
@@ -34,6 +40,8 @@ class NaN(Fault):
 
     family: ClassVar[str] = "numbers"
     is_felt: ClassVar[bool] = True
+    # the job's own code may fail on it
+    leads_to: ClassVar[frozenset[str]] = FAILED_CAUSES | {"nonfinite", "corrupt"}
     effect: ClassVar[str] = (
         "one value on one rank is not a number; a plain all-reduce would spread it in one step"
     )
@@ -46,13 +54,6 @@ class NaN(Fault):
     )
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "parameter": "head.weight"}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"where": where} for where in WHERES)
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return FAILED_CAUSES | {
-            "nonfinite",
-            "corrupt",
-        }  # the job's own code may not bear what it reads
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

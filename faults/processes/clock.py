@@ -1,4 +1,7 @@
-"""A clock that jumps."""
+"""Fault ``ClockJump``: the wall clock of a process jumps.
+
+-> runtime/injection/clock.py replaces the clock in the worker and compares it with the kernel's.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,21 @@ _YEARS_S = 10 * 366 * 86400.0
 
 @dataclass(frozen=True, kw_only=True)
 class ClockJump(Fault):
-    """Let the wall clock of one process jump: ``time.time``, ``time.time_ns`` and ``datetime.now``, wherever a module
-    has them by name. Nothing may be decided by it. The machine's clock is never touched, monotonic clocks neither.
+    """Let the wall clock of one process jump.
+
+    It changes ``time.time``, ``time.time_ns`` and ``datetime.now``, wherever a module has them by
+    name. Nothing may be decided by it. The machine's clock is never touched, monotonic clocks
+    neither.
 
     Args:
-        seconds: how far; below 0 for a jump back. At least 2, so that it can be told from a slow reading.
+        seconds: length of the jump; below 0 for a jump back. At least 2, to exceed a slow reading.
     """
 
     seconds: float
 
     family: ClassVar[str] = "time"
     blameless: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = frozenset()
     effect: ClassVar[str] = "the wall clock of one rank jumps forward or back"
     evidence: ClassVar[str] = (
         "the process's wall clock, compared with CLOCK_REALTIME as the kernel tells it"
@@ -39,10 +46,6 @@ class ClockJump(Fault):
     impact: ClassVar[str] = "none is wanted: nothing may be decided by the wall clock"
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "seconds": 3600.0}
     undo: ClassVar[str] = "the process alone has the other clock; it ends with it"
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return frozenset()
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

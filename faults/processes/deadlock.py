@@ -1,4 +1,8 @@
-"""Threads and ranks that wait for what never comes."""
+"""Fault ``Deadlock``: a thread or a rank waits for an event that never happens.
+
+-> runtime/injection/waiting.py takes the lock or skips the reduction, and watches the thread.
+-> coordinator/detectors/hang.py and coordinator/handlers/on_suspicion.py: which rank is given up.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.faults import incidents
-from chaoskit.faults.base import Fault, found
+from chaoskit.faults.base import Fault
 from chaoskit.faults.evidence import Evidence, ThreadStuck
 from chaoskit.faults.incidents import IncidentKind
 from chaoskit.faults.target import Target
@@ -17,22 +21,24 @@ from chaoskit.wire.messages import Beat
 
 HOWS = ("lock", "skip")
 
-_STILL_MS = 40.0
+_STILL_MS = 40.0  # least age of the phase on the progress board
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlock(Fault):
-    """Let a rank wait for something that never happens, while its process and its other threads live.
+    """Let a rank wait for something that never happens, while its other threads live.
 
     Args:
-        how: ``lock``: its training thread waits for a Python lock that is never released. ``skip``: it takes no part in
-            this step's reduction and waits for a message that is never sent; from outside it looks like every other
-            rank, which wait for it: no rank can be blamed, and the same ranks must begin the reduction anew.
+        how: ``lock``: its training thread waits for a Python lock that is never released. ``skip``:
+            it takes no part in this step's reduction and waits for a message that is never sent;
+            from outside it looks like every other rank, which wait for it: no rank can be blamed,
+            and the same ranks must begin the reduction anew.
     """
 
     how: str = "lock"
 
     family: ClassVar[str] = "standstill"
+    leads_to: ClassVar[frozenset[str]] = HUNG_CAUSES
     effect: ClassVar[str] = (
         "one rank sleeps for ever, in a lock or in a collective that it has not joined"
     )
@@ -52,10 +58,6 @@ class Deadlock(Fault):
         "`lock`: the rank is given up as hung. `skip`: no rank is to blame, and the same ranks begin the reduction anew"
     )
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({"how": "lock"}, {"how": "skip"})
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return HUNG_CAUSES
 
     @property
     def must_show(self) -> frozenset[str]:
@@ -82,18 +84,21 @@ class Deadlock(Fault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.act(self.how)
-        seen = await target.read_back()
-        beat = found(await target.heard(lambda: self._stands(target)))
-        told = f"{seen}; its board has shown {Phase(beat.phase).label} of step {beat.step} for {beat.age_ms:.0f} ms"
+        proof = await target.read_back()
+        beat = await target.heard(lambda: self._still_board(target))
+        words = f"{proof}; its board has shown {Phase(beat.phase).label} of step {beat.step} for {beat.age_ms:.0f} ms"
         yield ThreadStuck(
             subject=target.rank_process,
             source="its other threads, and its board",
             tid=target.tid,
-            seen=told,
+            seen=words,
         )
 
-    def _stands(self, target: Target) -> Beat | None:
-        """The progress board, once it shows for a while that nothing moves."""
+    def _still_board(self, target: Target) -> Beat | None:
+        """Return the reading of the progress board if it has not changed for 40 ms; else None.
+
+        It must show the step of the act, and for ``skip`` the phase ``reduce``.
+        """
         beat = target.beat
         if beat is None or beat.step != target.step or beat.age_ms < _STILL_MS:
             return None

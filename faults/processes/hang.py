@@ -1,4 +1,8 @@
-"""A process that lives and does not move."""
+"""Fault ``Hang``: a process stays alive and makes no progress.
+
+-> runtime/injection/waiting.py holds the interpreter lock or spins, in the worker.
+-> coordinator/detectors/hang.py: after which time such a rank is given up.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.faults import incidents
-from chaoskit.faults.base import Fault, found
+from chaoskit.faults.base import Fault
 from chaoskit.faults.evidence import Evidence, ProcessStopped, ThreadStuck
 from chaoskit.faults.incidents import IncidentKind
 from chaoskit.faults.processes.signals import continued_afterwards
@@ -19,8 +23,8 @@ from chaoskit.vocabulary import HUNG_CAUSES
 
 HOWS = ("stop", "gil", "spin")
 
-_LISTENING = "ck-inject"  # name of the thread that answers
-_ASK_S = 0.01
+_LISTENING = "ck-inject"  # name of the thread that answers questions
+_ASK_S = 0.01  # interval of the questions
 _QUESTIONS = 3
 _SILENT_S = 0.06  # a healthy listening thread answers within a few milliseconds
 _TRIES = 10  # context switches; a thread that waits for the interpreter lock tries every 0.5 ms
@@ -32,8 +36,9 @@ class Hang(Fault):
     """Keep a rank from making progress while its connections stay open.
 
     Args:
-        how: ``stop`` (SIGSTOP), ``gil`` (native code that never gives the interpreter lock back, so that no Python
-            thread of the process runs) or ``spin`` (an endless loop in the training thread).
+        how: ``stop`` (SIGSTOP), ``gil`` (native code that never gives the interpreter lock back, so
+            that no Python thread of the process runs) or ``spin`` (an endless loop in the training
+            thread).
     """
 
     how: str = "stop"
@@ -66,111 +71,124 @@ class Hang(Fault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         if self.how == "gil":
             target.act("hold_gil")
-            yield await _silent(target)
+            yield await _silence_evidence(target)
         elif self.how == "spin":
             target.act("spin")
-            yield await _spinning(target)
+            yield await _spin_evidence(target)
         else:
             with continued_afterwards(target, [target.process]):
                 target.signal(signal.SIGSTOP)
-                target.release()  # once continued, it goes on
-                yield await _stopped(target)
+                target.release()  # a continued process must not wait at the hook
+                yield await _stop_evidence(target)
                 await target.until_end()
 
 
-async def _stopped(target: Target) -> ProcessStopped:
+async def _stop_evidence(target: Target) -> ProcessStopped:
+    """Wait until the kernel or the agent reports the process stopped, and return evidence of it."""
+
     def look() -> ProcessStopped | None:
         if target.process.is_stopped():
-            seen = f"pid {target.pid} is in state T (stopped)"
-            return ProcessStopped(subject=target.rank_process, source="the kernel", seen=seen)
+            words = f"pid {target.pid} is in state T (stopped)"
+            return ProcessStopped(subject=target.rank_process, source="the kernel", seen=words)
         if target.lost is not None and target.lost.cause == "stopped":
-            seen = f"its parent: {target.lost.detail}"
-            return ProcessStopped(subject=target.rank_process, source="its agent", seen=seen)
+            words = f"its parent: {target.lost.detail}"
+            return ProcessStopped(subject=target.rank_process, source="its agent", seen=words)
         return None
 
-    return found(await target.seen(look))
+    return await target.seen(look)
 
 
-async def _silent(target: Target) -> ThreadStuck:
-    """The training thread sleeps and has the interpreter lock; the one that listens is awake, wants it, and is silent.
+async def _silence_evidence(target: Target) -> ThreadStuck:
+    """Wait until the training thread sleeps with the interpreter lock and no thread answers.
 
-    Silence alone would be nothing: on a busy machine the listening thread may have no CPU. A thread that waits for the
-    lock wakes up again and again to ask for it, which the kernel counts; a thread without a CPU is not switched.
+    Return evidence of it. It does not return if the run ends first.
+
+    Silence alone is no evidence: on a busy machine the listening thread may have no CPU. A thread
+    that waits for the lock wakes up again and again to ask for it, which the kernel counts; a
+    thread without a CPU is not switched.
     """
     watch: _Watch | None = None
 
     def look() -> ThreadStuck | None:
         nonlocal watch
-        seen = _look(target)
-        if seen is None:
+        counts = _thread_counts(target)
+        if counts is None:
             return None
-        now_s, (still, tries) = time.monotonic(), seen
-        if watch is None or watch.still != still or target.pongs & set(watch.asked):
-            first = 1 + max(watch.asked, default=watch.first - 1) if watch else 1
-            watch = _Watch(now_s, still, tries, first)
+        now_s, (training, listening_switches) = time.monotonic(), counts
+        if watch is None or watch.training != training or target.pongs & set(watch.asked):
+            first_question = 1 + max(watch.asked, default=watch.first_question - 1) if watch else 1
+            watch = _Watch(now_s, training, listening_switches, first_question)
         if len(watch.asked) < _QUESTIONS and now_s - watch.since_s >= len(watch.asked) * _ASK_S:
-            number = watch.first + len(watch.asked)
-            if target.ask_thread(number):  # else its line is gone, and nothing carries the question
-                watch.asked.append(number)
-        silent_s, woken = now_s - watch.since_s, tries - watch.tries
-        if len(watch.asked) < _QUESTIONS or silent_s < _SILENT_S or woken < _TRIES:
+            question = watch.first_question + len(watch.asked)
+            if target.ask_thread(question):  # otherwise its connection is lost
+                watch.asked.append(question)
+        silent_s = now_s - watch.since_s
+        wakeups = listening_switches - watch.listening_switches
+        if len(watch.asked) < _QUESTIONS or silent_s < _SILENT_S or wakeups < _TRIES:
             return None
-        told = (
+        words = (
             f"thread {target.tid} of pid {target.pid} slept for {silent_s * 1000:.0f} ms without a context switch, and "
-            f"the thread that listens answered none of {len(watch.asked)} questions: it woke up {woken} times in vain"
+            f"the thread that listens answered none of {len(watch.asked)} questions: it woke up {wakeups} times in vain"
         )
         return ThreadStuck(
             subject=target.rank_process,
             source="the kernel's counts of its threads",
             tid=target.tid,
-            seen=told,
+            seen=words,
         )
 
-    await target.heard(lambda: target.reports)  # before its report the worker has not begun
-    return found(await target.seen(look))
+    await target.heard(lambda: target.reports)  # the worker begins with its report
+    return await target.seen(look)
 
 
 @dataclass
 class _Watch:
-    """Since when the training thread has not moved, and what was asked of the listening thread since."""
+    """State of a watch on a training thread that does not move."""
 
-    since_s: float
-    still: tuple[int, int]  # the training thread's context switches and clock ticks of CPU time
-    tries: int  # the listening thread's context switches at the beginning
-    first: int  # number of the first question
-    asked: list[int] = field(default_factory=list)
+    since_s: float  # the training thread has not moved since then
+    training: tuple[int, int]  # the training thread's context switches and clock ticks of CPU time
+    listening_switches: int  # the listening thread's context switches at the beginning
+    first_question: int  # its number
+    asked: list[int] = field(default_factory=list)  # numbers of the questions asked since then
 
 
-def _look(target: Target) -> tuple[tuple[int, int], int] | None:
-    """What the kernel counts for the training thread and for the listening thread; None unless the first one sleeps."""
+def _thread_counts(target: Target) -> tuple[tuple[int, int], int] | None:
+    """Return the kernel's counts for the training thread and the listening thread.
+
+    These are context switches and clock ticks of the first, and context switches of the second.
+    Return None unless both threads exist and the training thread sleeps.
+    """
     threads = target.process.threads()
     training, listening = (
         threads.get(target.tid),
-        next((one for one in threads.values() if one.name == _LISTENING), None),
+        next((thread for thread in threads.values() if thread.name == _LISTENING), None),
     )
     if training is None or listening is None or training.state != "S":
         return None
     return (training.switches, training.cpu_ticks), listening.switches
 
 
-async def _spinning(target: Target) -> ThreadStuck:
-    """The training thread burns CPU time, and the progress board does not change."""
-    first = target.process.threads().get(target.tid)
+async def _spin_evidence(target: Target) -> ThreadStuck:
+    """Wait until the training thread burns CPU time while the progress board does not change.
+
+    Return evidence of it. It does not return if the run ends first.
+    """
+    thread_before = target.process.threads().get(target.tid)
 
     def look() -> ThreadStuck | None:
         thread, beat = target.process.threads().get(target.tid), target.beat
-        if thread is None or first is None or beat is None:
+        if thread is None or thread_before is None or beat is None:
             return None
-        if (used_ticks := thread.cpu_ticks - first.cpu_ticks) < _SPINNING_TICKS:
+        if (used_ticks := thread.cpu_ticks - thread_before.cpu_ticks) < _SPINNING_TICKS:
             return None
         if beat.step != target.step or beat.age_ms < 20:
             return None
-        told = f"thread {target.tid} used {used_ticks * 10} ms of CPU, step and phase unchanged for {beat.age_ms:.0f} ms"
+        words = f"thread {target.tid} used {used_ticks * 10} ms of CPU, step and phase unchanged for {beat.age_ms:.0f} ms"
         return ThreadStuck(
             subject=target.rank_process,
             source="the kernel, and its progress board",
             tid=target.tid,
-            seen=told,
+            seen=words,
         )
 
-    return found(await target.seen(look))
+    return await target.seen(look)

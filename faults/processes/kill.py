@@ -1,4 +1,8 @@
-"""A process that ends without warning."""
+"""Fault ``Kill``: a process ends by a signal.
+
+-> processes/signals.py: the evidence that it ended by this signal.
+-> coordinator/handlers/on_worker_lost.py: what the job does about the lost worker.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,15 @@ class Kill(Fault):
     """Send a signal to the process of a rank; SIGKILL by default.
 
     Args:
-        signum: any signal number. One that the process survives leaves the fault without evidence, and the run's
-            verdict ``unknown``.
+        signum: any signal number. One that the process survives leaves the fault without evidence,
+            and the run's verdict ``unknown``.
     """
 
     signum: int = signal.SIGKILL
 
     family: ClassVar[str] = "process"
     is_felt: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
     effect: ClassVar[str] = (
         "the process of one rank ends at once, its memory and connections with it"
     )
@@ -40,18 +45,13 @@ class Kill(Fault):
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.GPU, incidents.GPU_LOST)
 
     @property
-    def from_outside(self) -> bool:
-        return True
-
-    @property
     def leads_to(self) -> frozenset[str]:
         if self.signum == signal.SIGKILL:
             return frozenset({EXITED})
         if self.signum == signal.SIGSTOP:
             return HUNG_CAUSES | {"stopped"}
-        return FAILED_CAUSES | (
-            {"stopped"} if self.signum in _STOPPING else set()
-        )  # the job may have a handler for it
+        # the job may have a handler for the signal
+        return FAILED_CAUSES | ({"stopped"} if self.signum in _STOPPING else set())
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

@@ -1,4 +1,8 @@
-"""Memory that runs out."""
+"""Fault ``OutOfMemory``: a process runs out of memory.
+
+-> runtime/injection/ending.py uses the memory up, in the worker; substrate/limits/holds.py sets
+the limit and counts the kills.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.faults import incidents
-from chaoskit.faults.base import Fault, found
+from chaoskit.faults.base import Fault
 from chaoskit.faults.evidence import Counted, Evidence, LossReported
 from chaoskit.faults.incidents import IncidentKind
 from chaoskit.faults.target import Target
@@ -19,7 +23,7 @@ from chaoskit.vocabulary import FAILED_CAUSES
 HOWS = ("cgroup", "error")
 
 _HEADROOM_BYTES = 16 * 2**20  # what the process may still take before the kernel ends it
-_GIVE_UP_BYTES = 8 * _HEADROOM_BYTES  # a limit that does not hold must not eat the machine
+_GIVE_UP_BYTES = 8 * _HEADROOM_BYTES  # bounds the damage of a limit that does not hold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +31,17 @@ class OutOfMemory(Fault):
     """Let a rank use up its memory.
 
     Args:
-        how: ``cgroup``: the process is limited to a little more than it uses now (cgroup v1 or v2), and takes memory
-            until the kernel kills it. ``error``: the allocator refuses, and MemoryError is raised in the training
-            thread.
+        how: ``cgroup``: the process is limited to a little more than it uses now (cgroup v1 or v2),
+            and takes memory until the kernel kills it. ``error``: the allocator refuses, and
+            MemoryError is raised in the training thread.
     """
 
     how: str = "cgroup"
 
     family: ClassVar[str] = "process"
     is_felt: ClassVar[bool] = True
+    # the kernel reclaims memory before it kills, and may refuse a fork
+    leads_to: ClassVar[frozenset[str]] = FAILED_CAUSES
     effect: ClassVar[str] = (
         "the kernel kills a rank that uses too much memory, or its allocator refuses to give any"
     )
@@ -59,10 +65,6 @@ class OutOfMemory(Fault):
     def needs(self) -> tuple[type[Action], ...]:
         return (CapProcessMemory,) if self.how == "cgroup" else ()
 
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return FAILED_CAUSES  # before it kills, the kernel reclaims memory for a while, and may refuse a fork
-
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.how not in HOWS:
@@ -71,11 +73,11 @@ class OutOfMemory(Fault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         if self.how == "error":
             target.act("memory_error")
-            lost = found(await target.heard(lambda: target.lost))
+            lost = await target.heard(lambda: target.lost)
             if lost.cause == "raised" and "MemoryError" in lost.detail:
-                told = f"the process ended with {lost.detail.strip(' :')}"
+                words = f"the process ended with {lost.detail.strip(' :')}"
                 yield LossReported(
-                    subject=target.rank_process, source="its agent", cause=lost.cause, seen=told
+                    subject=target.rank_process, source="its agent", cause=lost.cause, seen=words
                 )
             return
         with target.applied(
@@ -84,7 +86,7 @@ class OutOfMemory(Fault):
             target.act("allocate", give_up_bytes=_GIVE_UP_BYTES)
             ended = await target.ended()
             if ended == ("killed", "SIGKILL") and (kills := limit.shown()):
-                told = f"the kernel counted {kills} kill for lack of memory, and pid {target.pid} was killed by SIGKILL"
+                words = f"the kernel counted {kills} kill for lack of memory, and pid {target.pid} was killed by SIGKILL"
                 source, seen_ns = (
                     "the kernel's count for its group, and its parent",
                     target.exited_ns,
@@ -94,5 +96,5 @@ class OutOfMemory(Fault):
                     source=source,
                     observed_ns=seen_ns,
                     count=kills,
-                    seen=told,
+                    seen=words,
                 )

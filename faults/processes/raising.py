@@ -1,4 +1,8 @@
-"""Code that fails."""
+"""Fault ``Raise``: the training code of a rank raises an exception.
+
+-> runtime/injection/ending.py raises it, in the worker.
+-> coordinator/membership/strikes.py: when the same exception on several ranks ends the job.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.faults import incidents
-from chaoskit.faults.base import Fault, found, require_message
+from chaoskit.faults.base import Fault, require_message
 from chaoskit.faults.evidence import Evidence, LossReported
 from chaoskit.faults.incidents import IncidentKind
 from chaoskit.faults.target import Target
@@ -19,13 +23,14 @@ class Raise(Fault):
     """Raise an exception in the user's code of one rank.
 
     Args:
-        message: of the exception.
+        message: text of the exception.
     """
 
     message: str = "injected by chaoskit"
 
     family: ClassVar[str] = "process"
     is_felt: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = FAILED_CAUSES
     effect: ClassVar[str] = (
         "the training code of one rank fails with an exception, and its process ends"
     )
@@ -39,19 +44,15 @@ class Raise(Fault):
         incidents.GPU_MEMORY,
     )
 
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return FAILED_CAUSES
-
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         require_message(self.message)
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.act("raise", message=self.message)
-        lost = found(await target.heard(lambda: target.lost))
+        lost = await target.heard(lambda: target.lost)
         if lost.cause == "raised" and self.message in lost.detail:
-            told = f"the process ended: {lost.detail}"
+            words = f"the process ended: {lost.detail}"
             yield LossReported(
-                subject=target.rank_process, source="its agent", cause=lost.cause, seen=told
+                subject=target.rank_process, source="its agent", cause=lost.cause, seen=words
             )

@@ -1,4 +1,7 @@
-"""What faults do to processes, and what they see of them: signals, processes that are gone or stand still."""
+"""Signals to processes, and evidence of processes that ended or were stopped.
+
+-> experiment/injection/job_follower.py: how the parent's record of an end becomes ``target.exit``.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,19 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 
 from chaoskit.faults.evidence import NodeGone, ProcessEnded, WholeNode
-from chaoskit.faults.target import Target
+from chaoskit.faults.target import ProcessExit, Target
 from chaoskit.process import linux
 from chaoskit.substrate.core.processes import Process
 
 
 def look_up(target: Target, node: str = "") -> list[Process]:
-    """The processes of the target's node, or of another one, now: the agent first. Raises ProcessLookupError."""
+    """Return the present processes of a node, with the agent or the root of a command first.
+
+    Raise ProcessLookupError if the node has none. The fault is then recorded as missed.
+
+    Args:
+        node: name of another node; "" for the target's.
+    """
     node = node or target.node
     processes = target.cluster.node(node)
     if not processes:
@@ -22,7 +31,10 @@ def look_up(target: Target, node: str = "") -> list[Process]:
 
 
 def signal_all(processes: Iterable[Process], signum: int) -> None:
-    """Send a signal to each that is still there."""
+    """Send a signal to each process that still exists.
+
+    Raises HarnessError if a node cannot be reached.
+    """
     for process in processes:
         with contextlib.suppress(ProcessLookupError):  # ended with its parent meanwhile
             process.signal(signum)
@@ -30,22 +42,30 @@ def signal_all(processes: Iterable[Process], signum: int) -> None:
 
 @contextlib.contextmanager
 def continued_afterwards(target: Target, processes: Sequence[Process]) -> Iterator[None]:
-    """Continue processes that are stopped in a ``with`` when it is left. If the run is killed, its guard does."""
-    undo = target.undo.plan(*(entry for one in processes for entry in one.kernel.undo_stop(one)))
+    """Continue the stopped ones of ``processes`` when the ``with`` is left.
+
+    Processes that are still stopped then are noted as left behind. If the run is killed, the guard
+    of its undo log continues them.
+    """
+    undo = target.undo.plan(
+        *(undo_entry for process in processes for undo_entry in process.kernel.undo_stop(process))
+    )
     try:
         yield
     finally:
-        signal_all(
-            reversed(processes), signal.SIGCONT
-        )  # workers first: the agent finds them moving
-        if left := [one for one in processes if one.is_stopped()]:
-            target.left_behind.append(f"processes {[one.pid for one in left]} are stopped")
+        # the agent last: it finds its workers running
+        signal_all(reversed(processes), signal.SIGCONT)
+        if left := [process for process in processes if process.is_stopped()]:
+            target.left_behind.append(f"processes {[process.pid for process in left]} are stopped")
         else:
             undo.done()
 
 
 def gone(processes: Sequence[Process], node: str) -> NodeGone | None:
-    """Evidence that none of these processes of a node is left; None if some are."""
+    """Return evidence that none of these processes of a node is left; None if some are.
+
+    ``processes`` has at least one, the root of the node first.
+    """
     if not all(process.is_gone() for process in processes):
         return None
     first = "the agent" if processes[0].name.startswith("ck-") else processes[0].name
@@ -56,31 +76,34 @@ def gone(processes: Sequence[Process], node: str) -> NodeGone | None:
 
 
 async def all_gone(target: Target, processes: Sequence[Process]) -> NodeGone:
-    """Wait until none of these processes of the target's node is left, and the job did not end by itself before."""
-    evidence = await target.seen(
-        lambda: None if target.ended_well else gone(processes, target.node)
-    )
-    assert evidence is not None
-    return evidence
+    """Wait until none of these processes of the target's node is left.
+
+    It does not return if the run ends first, or if the job ended by itself before.
+    """
+    return await target.seen(lambda: None if target.ended_well else gone(processes, target.node))
 
 
 async def killed(target: Target, signum: int) -> ProcessEnded | None:
-    """Wait until it is known how the target's process ended; None if not by this signal."""
-    how, status = await target.ended()
-    # where nothing tells by which signal it went: from this one there is no way back
-    is_gone = how == "gone" and signum == signal.SIGKILL
-    if is_gone or (how in ("killed", "dumped") and status == linux.signal_name(signum)):
-        return ended(target, how, status)
+    """Wait for the end of the target's process, and return evidence that this signal ended it.
+
+    Return None if it ended by another signal or with a status. For SIGKILL, a process that is just
+    gone is evidence, too.
+    """
+    process_exit = await target.ended()
+    # the signal of a process that is just gone is unknown, but SIGKILL is always fatal
+    is_gone = process_exit.how == "gone" and signum == signal.SIGKILL
+    by_signal = process_exit.how in ("killed", "dumped")
+    if is_gone or (by_signal and process_exit.status == linux.signal_name(signum)):
+        return ended(target, process_exit)
     return None
 
 
-def ended(target: Target, how: str, status: str) -> ProcessEnded:
-    """Evidence that the target's process ended in this way."""
-    seen_ns = target.exited_ns
+def ended(target: Target, process_exit: ProcessExit) -> ProcessEnded:
+    """Return evidence that the target's process ended in this way, as its parent saw."""
     return ProcessEnded(
         subject=target.rank_process,
         source="its parent",
-        observed_ns=seen_ns,
-        how=how,
-        status=status,
+        observed_ns=target.exited_ns,
+        how=process_exit.how,
+        status=process_exit.status,
     )

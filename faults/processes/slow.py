@@ -1,4 +1,9 @@
-"""A rank that is slower than the others, and healthy otherwise."""
+"""Fault ``Straggle``: a healthy rank is slower than the others.
+
+-> runtime/injection/slowness.py sleeps or burns CPU in the worker; substrate/limits/holds.py sets
+the quota.
+-> coordinator/detectors/workload.py: what the job does about a slow rank.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.faults import incidents
-from chaoskit.faults.base import Fault, found
+from chaoskit.faults.base import Fault
 from chaoskit.faults.evidence import Counted, Evidence
 from chaoskit.faults.incidents import IncidentKind
 from chaoskit.faults.target import Target
@@ -18,20 +23,24 @@ from chaoskit.vocabulary import HUNG_CAUSES
 
 HOWS = ("sleep", "quota", "duty")
 
-_BURNER = "ck-burner"  # name of the thread that burns, by which it is found from outside
+_BURNER = "ck-burner"  # name of the burning thread, which identifies it from outside
 _BURNT_TICKS = 2  # clock ticks of 10 ms
 
 
 @dataclass(frozen=True, kw_only=True)
 class Straggle(Fault):
-    """Make a rank slow for some steps. Within the limit for hangs no rank may be called hung for it.
+    """Make a rank slow for some steps.
+
+    Within the limit for hangs no rank may be called hung for it.
 
     Args:
-        how: ``sleep``: each phase of each shard begins late. ``quota``: the kernel gives the whole process only a share
-            of a CPU (cgroup v1 or v2). ``duty``: a thread of the process takes a share of a CPU for itself.
-        delay_ms: for ``sleep``, how late.
-        cpu_fraction: for ``quota``, the share of one CPU that is left; for ``duty``, the share that is burnt.
-        steps: how many steps it lasts.
+        how: ``sleep``: each phase of each shard begins late. ``quota``: the kernel gives the whole
+            process only a share of a CPU (cgroup v1 or v2). ``duty``: a thread of the process takes
+            a share of a CPU for itself.
+        delay_ms: for ``sleep``, the delay in milliseconds.
+        cpu_fraction: for ``quota``, the share of one CPU that is left, above 0 and up to 1; for
+            ``duty``, the share that is burnt.
+        steps: number of steps that it lasts.
     """
 
     how: str = "sleep"
@@ -40,6 +49,7 @@ class Straggle(Fault):
     steps: int = 10
 
     family: ClassVar[str] = "time"
+    leads_to: ClassVar[frozenset[str]] = HUNG_CAUSES | {"slow"}
     effect: ClassVar[str] = "one rank is slow for some steps, and all wait for it"
     evidence: ClassVar[str] = (
         "the measured delay, the kernel's count of times that it was throttled, or the CPU time of the burning thread"
@@ -67,10 +77,6 @@ class Straggle(Fault):
     def needs(self) -> tuple[type[Action], ...]:
         return (CapProcessCpu,) if self.how == "quota" else ()
 
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return HUNG_CAUSES | {"slow"}
-
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.how not in HOWS:
@@ -92,21 +98,22 @@ class Straggle(Fault):
             yield await target.read_back()
         elif self.how == "duty":
             target.act("burn", cpu_fraction=self.cpu_fraction, steps=self.steps, name=_BURNER)
-            yield found(await target.seen(lambda: _burnt(target)))
+            yield await target.seen(lambda: _burnt(target))
         else:
             limit = CapProcessCpu(target.pid, target.process.ticks, self.cpu_fraction)
             with target.applied(limit) as applied:
                 target.release()
-                # once the steps are over, or the process is
+                # the limit lasts until the steps are over, or the process has ended
                 await target.heard(lambda: self._is_over(target), after_end=True)
                 if periods := applied.shown():
-                    told = f"the kernel held pid {target.pid} back in {periods} periods"
+                    words = f"the kernel held pid {target.pid} back in {periods} periods"
                     source = "the kernel's count for its group"
                     yield Counted(
-                        subject=target.rank_process, source=source, count=periods, seen=told
+                        subject=target.rank_process, source=source, count=periods, seen=words
                     )
 
     def _is_over(self, target: Target) -> bool:
+        """Return True once the slow steps are taken, or the worker has ended or is given up."""
         beat = target.beat
         return (
             target.exit is not None
@@ -116,15 +123,15 @@ class Straggle(Fault):
 
 
 def _burnt(target: Target) -> Counted | None:
-    """CPU time of the burning thread, as the kernel counts it."""
+    """Return evidence of the CPU time of the burning thread; None while it is below 20 ms."""
     for tid, thread in target.process.threads().items():
         ticks = thread.cpu_ticks
         if thread.name == _BURNER and ticks >= _BURNT_TICKS:
-            told = f"thread {tid} ({thread.name}) of pid {target.pid} used {ticks * 10} ms of CPU"
+            words = f"thread {tid} ({thread.name}) of pid {target.pid} used {ticks * 10} ms of CPU"
             return Counted(
                 subject=target.rank_process,
                 source="the kernel's count of its time",
                 count=ticks,
-                seen=told,
+                seen=words,
             )
     return None

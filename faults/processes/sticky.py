@@ -1,4 +1,8 @@
-"""Nodes that are bad for good: what they start fails again and again."""
+"""Faults ``CrashLoop`` and ``FailLoad``: the workers of one node fail again and again.
+
+-> coordinator/membership/strikes.py: after how many losses a node gets no further worker.
+-> experiment/injection/channel.py stops new workers at a phase; runtime/injection/ending.py raises.
+"""
 
 from __future__ import annotations
 
@@ -20,34 +24,19 @@ from chaoskit.wire.messages import AtHook, WorkerLost, WorkerReady
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StickyFault(Fault):
-    """Base of the faults that strike several workers of one node, one after the other."""
-
-    times: int = 1
-
-    family: ClassVar[str] = "node"
-    of_runtime: ClassVar[bool] = True
-
-    @property
-    def from_outside(self) -> bool:
-        return True
-
-    def validate(self, *, nodes: int, steps: int | None) -> None:
-        super().validate(nodes=nodes, steps=steps)
-        if self.times < 1:
-            raise BadInput("times", self.times, "use 1 or more")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CrashLoop(_StickyFault):
+class CrashLoop(Fault):
     """SIGKILL the rank, and then every worker of its node as soon as that is ready.
 
     Args:
-        times: how many are killed in all, the rank included.
+        times: number of workers that are killed in all, the rank included.
     """
 
     times: int = 3
 
+    family: ClassVar[str] = "node"
+    of_runtime: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = frozenset({EXITED})
     effect: ClassVar[str] = "one node kills every worker, soon after its start"
     evidence: ClassVar[str] = "the killed workers are gone"
     stands_for: ClassVar[str] = "nodes that pass their start-up checks and fail under load"
@@ -56,15 +45,16 @@ class CrashLoop(_StickyFault):
     )
     impact: ClassVar[str] = "each worker that had a rank is given up; its node collects strikes"
 
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return frozenset({EXITED})
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        _require_times(self.times)
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        ready, killed = target.listen(WorkerReady), [self._kill(target, target.worker, target.pid)]
+        ready_messages = target.listen(WorkerReady)
+        killed = [self._kill(target, target.worker, target.pid)]
         target.release()
         yield await self._all_gone(target, killed)
-        async for message in ready:
+        async for message in ready_messages:
             if (
                 message.node == target.node
                 and message.worker not in target.claims
@@ -75,35 +65,49 @@ class CrashLoop(_StickyFault):
                     yield await self._all_gone(target, killed)
 
     def _kill(self, target: Target, worker: str, pid: int) -> Process:
+        """Claim and kill a worker of the node, and return its process.
+
+        Raises:
+            ProcessLookupError: if it has ended by itself; the claim is withdrawn.
+        """
         process = target.cluster.worker(target.node, pid)
         target.claim(worker)
         try:
             process.signal(signal.SIGKILL)
         except ProcessLookupError:
-            target.unclaim(worker)  # it ended by itself: that is not explained by this fault
+            target.unclaim(worker)  # it ended by itself, which this fault does not explain
             raise
         return process
 
     async def _all_gone(self, target: Target, killed: Sequence[Process]) -> Counted:
+        """Wait until all killed processes are gone, and return their number as evidence.
+
+        It does not return if the run ends first.
+        """
         await target.seen(lambda: all(process.is_gone() for process in killed))
-        told = f"{len(killed)} of {self.times} workers of {target.node} were killed and are gone"
+        words = f"{len(killed)} of {self.times} workers of {target.node} were killed and are gone"
         source = "the kernel's list of processes"
-        return Counted(subject=target.whole_node, source=source, count=len(killed), seen=told)
+        return Counted(subject=target.whole_node, source=source, count=len(killed), seen=words)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailLoad(_StickyFault):
-    """From its moment on, the next workers that the rank's node starts end while they load the job.
+class FailLoad(Fault):
+    """Let the next workers that the rank's node starts end while they load the job.
 
     It harms no worker that runs already: something else must cause the start of replacements.
 
     Args:
-        times: how many fail.
-        message: of the exception.
+        times: number of workers that fail.
+        message: text of the exception.
     """
 
+    times: int = 1
     message: str = "injected by chaoskit: the job cannot be loaded here"
 
+    family: ClassVar[str] = "node"
+    of_runtime: ClassVar[bool] = True
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = frozenset({EXITED, "raised"})
     effect: ClassVar[str] = "replacements on one node end before they are ready"
     evidence: ClassVar[str] = "their agent reports that they ended with this exception"
     stands_for: ClassVar[str] = "spares that cannot start"
@@ -120,25 +124,22 @@ class FailLoad(_StickyFault):
         'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}, Kill(rank=2, at_step=22)])'
     )
 
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return frozenset({EXITED, "raised"})
-
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
+        _require_times(self.times)
         require_message(self.message)
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        target.unclaim()  # the rank itself comes to no harm
-        heard = target.listen(AtHook, WorkerLost)
+        target.unclaim()  # only replacements are struck
+        messages = target.listen(AtHook, WorkerLost)
         target.arm(LOAD)
         target.release()
-        async for message in heard:
+        async for message in messages:
             if isinstance(message, WorkerLost):
                 if message.worker in target.claims and (failed := self._failed(target)):
-                    told = f"{len(failed)} of {self.times} workers ended while they loaded the job: {', '.join(failed)}"
+                    words = f"{len(failed)} of {self.times} workers ended while they loaded the job: {', '.join(failed)}"
                     yield LossReported(
-                        subject=target.whole_node, source="its agent", cause="raised", seen=told
+                        subject=target.whole_node, source="its agent", cause="raised", seen=words
                     )
             elif message.phase == LOAD and len(target.claims) < self.times:
                 target.claim(message.worker)
@@ -147,8 +148,14 @@ class FailLoad(_StickyFault):
                 target.release_worker(message.worker, "none")
 
     def _failed(self, target: Target) -> list[str]:
-        """The workers that ended with this exception."""
+        """Return the workers that ended with the exception of this fault."""
         losses = target.losses.values()
         return [
             lost.worker for lost in losses if lost.cause == "raised" and self.message in lost.detail
         ]
+
+
+def _require_times(times: int) -> None:
+    """Raise BadInput unless at least one worker is struck."""
+    if times < 1:
+        raise BadInput("times", times, "use 1 or more")

@@ -1,11 +1,21 @@
-"""Copies of the training state in memory go wrong: on the rank's own node, or at the partners that keep some for it."""
+"""Faults ``CorruptReplica`` and ``LosePeerCopy``: copies of the state in memory go wrong.
+
+While the rank stands at its hook no rank commits. The fault waits there until the newest committed
+state has all its copies, and the rank goes on when they were struck: a ``Kill`` of it that comes
+later in the list finds just this. A replicated state is copied now and then (``copies``): if no
+copy of the newest one is due, the newest that is there is struck.
+
+-> daemon/injection.py carries out the orders on a node, by daemon/copy_faults.py.
+-> checkpoint/memory/stored.py: how a reader notices a damaged copy.
+-> checkpoint/peer/copy_placement.py: which nodes keep a copy for a rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
@@ -17,94 +27,41 @@ from chaoskit.faults.target import Target
 
 TIERS = ("memory", "peer", "both")
 WAYS = ("bit", "page", "index", "seal")
+_UNDO = "nothing is left: the next steps have copies of their own"
 _AGAIN_S = 0.05  # copies may still be on their way
-_PATIENCE_S = 10.0
+_PATIENCE_S = 10.0  # since the act
 
 _SHARDED = 'chaos.run("fsdp", nodes=4, steps=40, options={{"size": "tiny"}}, faults=[{fault}])'
 
 
-@dataclass(frozen=True, kw_only=True)
-class CopyFault(Fault):
-    """Base of the faults that strike copies of a rank's state where they lie.
+class CopyOrder(NamedTuple):
+    """An act that nodes carry out on the copies of the target's state.
 
-    While the rank stands at its hook no rank commits. The fault waits there until the newest committed state has all
-    its copies, and the rank goes on when they were struck: a ``Kill`` of it that comes later in the list finds just
-    this. A replicated state is copied now and then (``copies``): if no copy of the newest one is due, the newest that
-    is there is struck.
+    Attributes:
+        act: name of the act, for :mod:`chaoskit.daemon.injection`.
+        nodes: nodes that carry it out.
+        options: options of the act.
     """
 
-    family: ClassVar[str] = "checkpoint"
-    of_runtime: ClassVar[bool] = True
-    undo: ClassVar[str] = "nothing is left: the next steps have copies of their own"
-    impact: ClassVar[str] = "none, until the state of a lost rank must be read from a copy"
-
-    #: Of a node, for :mod:`chaoskit.daemon.injection`.
-    act: ClassVar[str] = ""
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return frozenset()
-
-    def validate(self, *, nodes: int, steps: int | None) -> None:
-        super().validate(nodes=nodes, steps=steps)
-        if self.during is not None:
-            raise BadInput(
-                "during", self.during, "use at_step or after_s: in a recovery no copies are made"
-            )
-        if self.at_step == 0:
-            raise BadInput(
-                "at_step",
-                self.at_step,
-                "use 1 or more: before the first update there may be no copy",
-            )
-
-    def stages(self, target: Target) -> list[tuple[list[str], dict[str, Any]]]:
-        """Which nodes are to act, and how; each stage begins when those of the one before have."""
-        raise NotImplementedError
-
-    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        for nodes, options in self.stages(target):
-            while missing := self._missing(target, nodes):
-                if target.seconds_since > _PATIENCE_S:
-                    break
-                for node in missing:
-                    target.order(node, self.act, worker=target.worker, step=target.step, **options)
-                await target.heard(partial(self._have_answered, target, nodes), within_s=_AGAIN_S)
-        target.release()
-        if self.is_shown(target):
-            struck = {report.node: report.observed for report in target.reports if report.effective}
-            yield ReadBack(
-                subject=target.rank_process,
-                source=", ".join(struck),
-                value="; ".join(struck.values()),
-            )
-
-    def _have_answered(self, target: Target, nodes: list[str]) -> bool:
-        return not self._missing(target, nodes)
-
-    def _missing(self, target: Target, nodes: list[str]) -> list[str]:
-        """Which of the nodes have not answered."""
-        answered = {report.node for report in target.reports}
-        return [node for node in nodes if node not in answered]
-
-    def is_shown(self, target: Target) -> bool:
-        """Whether what the nodes read back shows that the copies were struck."""
-        return any(report.effective for report in target.reports)
+    act: str
+    nodes: list[str]
+    options: dict[str, Any]
 
 
-def _others(target: Target) -> list[str]:
+def _other_nodes(target: Target) -> list[str]:
+    """Return the nodes with ranks beside the target's own."""
     return sorted({*target.places.values()} - {target.node})
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorruptReplica(CopyFault):
+class CorruptReplica(Fault):
     """Change bytes of the copies of a rank's state in memory, as broken memory would.
 
     Args:
-        tier: ``memory`` (those on the rank's own node), ``peer`` (those that other nodes keep for it; in sharded jobs
-            only), or ``both``.
-        how: ``bit`` and ``page`` change numbers, ``index`` the description of the tensors, ``seal`` the checksum by
-            which a copy is known to be complete.
+        tier: ``memory`` (those on the rank's own node), ``peer`` (those that other nodes keep for
+            it; in sharded jobs only), or ``both``.
+        how: ``bit`` and ``page`` change numbers, ``index`` the description of the tensors, ``seal``
+            the checksum by which a copy is known to be complete.
         older: damage the copies of earlier steps, too, not only the newest.
     """
 
@@ -112,7 +69,9 @@ class CorruptReplica(CopyFault):
     how: str = "bit"
     older: bool = False
 
-    act: ClassVar[str] = "corrupt_copies"
+    family: ClassVar[str] = "checkpoint"
+    of_runtime: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = frozenset()
     effect: ClassVar[str] = (
         "complete copies of one rank's state in memory are not what was sealed any more"
     )
@@ -124,11 +83,13 @@ class CorruptReplica(CopyFault):
     impact: ClassVar[str] = (
         "a reader of a damaged copy finds its checksum wrong: it is quarantined, and another read"
     )
+    undo: ClassVar[str] = _UNDO
     sample: ClassVar[Mapping[str, Any]] = {"rank": 0, "at_step": 20}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"tier": tier} for tier in TIERS)
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
+        _validate_moment(self)
         if self.tier not in TIERS:
             raise BadInput("tier", self.tier, f"use one of {', '.join(TIERS)}")
         if self.how not in WAYS:
@@ -146,23 +107,30 @@ class CorruptReplica(CopyFault):
                     "use 'bit', 'page' or 'index': here the agent itself keeps the seal",
                 )
 
-    def stages(self, target: Target) -> list[tuple[list[str], dict[str, Any]]]:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         options = {"how": self.how, "older": self.older, "tiers": ("memory", "peer")}
         own = [target.node] if self.tier != "peer" else []
-        return [(own + (_others(target) if self.tier != "memory" else []), options)]
+        nodes = own + (_other_nodes(target) if self.tier != "memory" else [])
+        await _order_in_turn(target, [CopyOrder("corrupt_copies", nodes, options)])
+        target.release()
+        if effects := _effects_by_node(target):
+            yield _read_back(target, effects)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LosePeerCopy(CopyFault):
-    """Have the partners of a rank drop what they keep for it. In sharded jobs only.
+class LosePeerCopy(Fault):
+    """Let the partners of a rank drop the copies that they keep for it. Only in sharded jobs.
 
     Args:
-        own: have the rank's own node drop its copies, too. With a ``Kill`` of the rank nothing of its piece is left.
+        own: the rank's own node drops its copies, too. With a ``Kill`` of the rank nothing of its
+            piece is left.
     """
 
     own: bool = False
 
-    act: ClassVar[str] = "lose_copies"
+    family: ClassVar[str] = "checkpoint"
+    of_runtime: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = frozenset()
     effect: ClassVar[str] = "the copies that other nodes keep of one rank's state are gone"
     evidence: ClassVar[str] = "the nodes that had copies are asked for them, and have none"
     stands_for: ClassVar[str] = (
@@ -174,24 +142,43 @@ class LosePeerCopy(CopyFault):
     impact: ClassVar[str] = (
         "none, if all is well: the copies are made again; until then the step counts as unprotected"
     )
+    undo: ClassVar[str] = _UNDO
     example: ClassVar[str] = _SHARDED
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        _validate_moment(self)
 
     def require(self, config: RunConfig) -> None:
         _require_partners(self, "rank", self.rank, config)
 
-    def stages(self, target: Target) -> list[tuple[list[str], dict[str, Any]]]:
-        own = [([target.node], {"tiers": ("memory",)})] if self.own else []
-        return [
-            *own,
-            (_others(target), {"tiers": ("peer",)}),
-        ]  # else the owner would send what it still has
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        # in one stage, the owner would send its copies again
+        own = [CopyOrder("lose_copies", [target.node], {"tiers": ("memory",)})] if self.own else []
+        peers = CopyOrder("lose_copies", _other_nodes(target), {"tiers": ("peer",)})
+        await _order_in_turn(target, [*own, peers])
+        target.release()
+        effects = _effects_by_node(target)
+        if effects.keys() - {target.node} and (target.node in effects or not self.own):
+            yield _read_back(target, effects)
 
-    def is_shown(self, target: Target) -> bool:
-        dropped = {report.node for report in target.reports if report.effective}
-        return bool(dropped - {target.node}) and (target.node in dropped or not self.own)
+
+def _validate_moment(fault: Fault) -> None:
+    """Raise BadInput unless copies of the state exist at the moment of the fault."""
+    if fault.during is not None:
+        raise BadInput(
+            "during", fault.during, "use at_step or after_s: in a recovery no copies are made"
+        )
+    if fault.at_step == 0:
+        raise BadInput(
+            "at_step",
+            fault.at_step,
+            "use 1 or more: before the first update there may be no copy",
+        )
 
 
 def _require_partners(fault: Fault, field: str, value: object, config: RunConfig) -> None:
+    """Raise BadInput unless other nodes keep copies of a rank's state in memory."""
     if not config.job.sharded or config.nodes < 2:
         remedy = "strike a sharded job (one that calls trainer.mesh) on two nodes or more: only there are partners"
         raise BadInput(field, value, f"{remedy} that keep copies for a rank")
@@ -199,9 +186,45 @@ def _require_partners(fault: Fault, field: str, value: object, config: RunConfig
 
 
 def _require_copies(fault: Fault, config: RunConfig) -> None:
+    """Raise BadInput unless the run keeps copies of the state in memory."""
     if not config.memory_copies:
         raise BadInput(
             "memory_copies",
             config.memory_copies,
             f"use 1 or more: {fault.kind} needs copies to strike",
         )
+
+
+async def _order_in_turn(target: Target, orders: Sequence[CopyOrder]) -> None:
+    """Send orders one after the other: each begins when all nodes have answered the one before.
+
+    An order is repeated until its nodes have answered. 10 s after the act no more orders are sent.
+    """
+    for act, nodes, options in orders:
+        while unanswered := _unanswered(target, nodes):
+            if target.seconds_since > _PATIENCE_S:
+                break
+            for node in unanswered:
+                target.order(node, act, worker=target.worker, step=target.step, **options)
+            await target.heard(partial(_have_answered, target, nodes), within_s=_AGAIN_S)
+
+
+def _have_answered(target: Target, nodes: Sequence[str]) -> bool:
+    return not _unanswered(target, nodes)
+
+
+def _unanswered(target: Target, nodes: Sequence[str]) -> list[str]:
+    """Return the nodes that have not answered."""
+    answered = {report.node for report in target.reports}
+    return [node for node in nodes if node not in answered]
+
+
+def _effects_by_node(target: Target) -> dict[str, str]:
+    """Return node -> the description that it read back, for the nodes whose copies were struck."""
+    return {report.node: report.observed for report in target.reports if report.effective}
+
+
+def _read_back(target: Target, effects: Mapping[str, str]) -> ReadBack:
+    return ReadBack(
+        subject=target.rank_process, source=", ".join(effects), value="; ".join(effects.values())
+    )

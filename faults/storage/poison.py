@@ -1,4 +1,8 @@
-"""A state that should never have been saved."""
+"""Fault ``PoisonSnapshot``: a state that is not finite is committed.
+
+-> runtime/injection/numbers.py writes the NaN in the worker and counts it.
+-> checkpoint/memory/tier.py: why a copy of that state has no seal.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,8 @@ class PoisonSnapshot(Fault):
 
     family: ClassVar[str] = "checkpoint"
     of_runtime: ClassVar[bool] = True
+    # the job's own code may fail on it
+    leads_to: ClassVar[frozenset[str]] = FAILED_CAUSES | {"nonfinite", "corrupt"}
     effect: ClassVar[str] = "the state that one rank commits, and is about to copy, is not finite"
     evidence: ClassVar[str] = (
         "the tensor is counted for values that are not finite, before and after"
@@ -51,13 +57,6 @@ class PoisonSnapshot(Fault):
     undo: ClassVar[str] = (
         "nothing outside the process was changed; the number stays wrong until its rank is replaced"
     )
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return FAILED_CAUSES | {
-            "nonfinite",
-            "corrupt",
-        }  # the job's own code may not bear what it reads
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

@@ -1,4 +1,8 @@
-"""The store of the remote tier goes out, or says that it has too much to do."""
+"""Fault ``RemoteOutage``: the store of the remote tier refuses, fails or delays requests.
+
+-> substrate/object_store/process.py is the proxy that does it, by the rules in troubles.py.
+-> checkpoint/remote/uploader.py: what the job does when an upload fails.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,17 @@ from chaoskit.errors import BadInput
 from chaoskit.faults.base import Fault, require_seconds
 from chaoskit.faults.evidence import Evidence, SharedStore
 from chaoskit.faults.target import Target
-from chaoskit.substrate.object_store.troubles import Lag, Outage, Reply, Reset, Stall, Trouble
+from chaoskit.substrate.object_store.troubles import (
+    ErrorReply,
+    Lag,
+    ResetConnection,
+    Stall,
+    StoreOutage,
+    Trouble,
+)
 
 _SLOW_DOWN = 503
-#: What the store does, and what the proxy then has done to how many requests.
+#: Mode of the store -> effect on the requests, as the proxy counts them.
 _MODES = {
     "refuse": "turned away {met} connections",
     "throttle": "answered {met} requests with 503",
@@ -29,15 +40,18 @@ MODES = tuple(_MODES)
 class RemoteOutage(Fault):
     """Let the store of the remote tier be out for a while, for all nodes.
 
-    A proxy of ours stands before the store for the whole run: its nodes get the proxy's address as ``endpoint``.
+    A proxy of chaoskit stands before the store for the whole run: its nodes get its address as
+    ``endpoint``.
 
     Args:
         rank: the rank that waits until the store is out.
-        mode: ``refuse``: each connection is reset as soon as it is made; ``throttle``: every request is answered by 503
-            (slow down); ``slow``: answers come ``delay_ms`` later; ``reset``: connections are reset in the body of a
-            request; ``stall``: requests are taken, and never answered.
-        delay_ms: for ``slow``.
-        heal_after_s: when it ends, counted from the first request or connection that it strikes; None: with the run.
+        mode: ``refuse``: each connection is reset as soon as it is made; ``throttle``: every
+            request is answered by 503 (slow down); ``slow``: answers come ``delay_ms`` later;
+            ``reset``: connections are reset in the body of a request; ``stall``: requests are
+            taken, and never answered.
+        delay_ms: for ``slow``, milliseconds that are added to each answer.
+        heal_after_s: seconds after the first request or connection that it strikes at which it
+            ends; None for the end of the run.
     """
 
     rank: int | str = 0
@@ -46,6 +60,8 @@ class RemoteOutage(Fault):
     heal_after_s: float | None = None
 
     family: ClassVar[str] = "checkpoint"
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = frozenset()
     effect: ClassVar[str] = "the store of the remote tier refuses, fails or delays requests"
     evidence: ClassVar[str] = "requests that the proxy before the store has refused or held up"
     stands_for: ClassVar[str] = (
@@ -72,21 +88,13 @@ class RemoteOutage(Fault):
 )"""
 
     @property
-    def from_outside(self) -> bool:
-        return True
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
     def trouble(self) -> Trouble:
-        """What the proxy does."""
+        """The trouble that the proxy makes."""
         troubles: dict[str, Trouble] = {
-            "refuse": Outage(),
-            "throttle": Reply(status=_SLOW_DOWN),
+            "refuse": StoreOutage(),
+            "throttle": ErrorReply(status=_SLOW_DOWN),
             "slow": Lag(delay_ms=self.delay_ms),
-            "reset": Reset(),
+            "reset": ResetConnection(),
             "stall": Stall(),
         }
         return troubles[self.mode]
@@ -115,12 +123,12 @@ class RemoteOutage(Fault):
         with target.holding(target.store.apply(self.trouble)) as outage:
             target.release()
 
-            source, said = "the proxy before the store", _MODES[self.mode]
+            source, effect = "the proxy before the store", _MODES[self.mode]
             yield await target.counted(
                 outage,
                 SharedStore(target.store.url),
                 source,
-                lambda met: f"{source} has {said.format(met=met)}",
+                lambda met: f"{source} has {effect.format(met=met)}",
             )
             if self.heal_after_s is None:
                 await target.until_end()

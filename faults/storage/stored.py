@@ -1,4 +1,8 @@
-"""Stored snapshots that are not what was written any more."""
+"""Fault ``CorruptFile``: a stored snapshot differs from what was written.
+
+-> faults/storage/damage.py changes the file.
+-> checkpoint/disk/tier.py: what a restore does with it (``quarantine``).
+"""
 
 from __future__ import annotations
 
@@ -13,28 +17,32 @@ from chaoskit.faults.base import Fault
 from chaoskit.faults.evidence import Evidence, ReadBack, SharedStore
 from chaoskit.faults.target import Target
 
-#: What can be wrong with a snapshot.
+#: Kinds of damage to a snapshot.
 HOWS = ("bit", "page", "truncate", "older", "manifest")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptFile(Fault):
-    """Damage the newest complete snapshot in the run's disk tier. Nothing shows it before the snapshot is read.
+    """Damage the newest complete snapshot in the run's disk tier.
 
-    So it belongs together with a fault that takes every copy in memory, such as ``ReplaceNode`` of every rank: then the
-    job goes on from the snapshot before, which costs the steps since that one (``max_lost_steps`` of the run).
+    Nothing shows the damage before the snapshot is read. So the fault belongs together with one
+    that takes every copy in memory, such as ``ReplaceNode`` of every rank: then the job goes on
+    from the snapshot before, which costs the steps since that one (``max_lost_steps`` of the run).
 
     Args:
-        rank: the one that waits meanwhile; the directory is damaged from outside.
-        how: ``bit``: one is flipped in the middle of the largest file; ``page``: 4096 bytes there are others;
-            ``truncate``: the file ends there; ``older``: a chunk is that of the snapshot before, as after a lost write;
-            ``manifest``: a bit is flipped in the table of contents.
+        rank: the rank that waits meanwhile; the directory is damaged from outside.
+        how: ``bit``: a bit is flipped in the middle of the largest file; ``page``: 4096 bytes there
+            are changed; ``truncate``: the file ends there; ``older``: a chunk is that of the
+            snapshot before, as after a lost write; ``manifest``: a bit is flipped in the table of
+            contents.
     """
 
     rank: int | str = 0
     how: str = "bit"
 
     family: ClassVar[str] = "checkpoint"
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = frozenset()
     effect: ClassVar[str] = "the newest snapshot on disk is not what was written"
     evidence: ClassVar[str] = (
         "bytes that are read back differ from those before, and their digest is wrong"
@@ -55,14 +63,6 @@ class CorruptFile(Fault):
         'chaos.run("gpt", nodes=4, steps=60, disk={{"target": "/tmp/job", "every_steps": 5}}, faults=[{fault}])'
     )
 
-    @property
-    def from_outside(self) -> bool:
-        return True
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return frozenset()
-
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.how not in HOWS:
@@ -75,15 +75,15 @@ class CorruptFile(Fault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         assert target.config is not None
         assert target.config.disk is not None
-        from chaoskit.faults.storage.damage import (
-            damage,
-        )  # it needs torch, and catalogues are made without
+        from chaoskit.faults.storage.damage import damage  # imports torch
 
         place = target.config.disk.target
         try:
-            seen = damage(Path(place), self.how)
-        except FileNotFoundError as error:  # there is none that could be damaged, or not any more
+            damage_in_words = damage(Path(place), self.how)
+        except FileNotFoundError as error:  # no snapshot exists, or not any more
             raise ProcessLookupError(str(error)) from error
         target.release()
-        if seen:
-            yield ReadBack(subject=SharedStore(place), source="the files, read again", value=seen)
+        if damage_in_words:
+            yield ReadBack(
+                subject=SharedStore(place), source="the files, read again", value=damage_in_words
+            )

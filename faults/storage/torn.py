@@ -1,4 +1,10 @@
-"""Deaths at the worst instants: between any two acts by which a state is copied or stored."""
+"""Fault ``TornWrite``: a node ends between two acts by which a state is copied or stored.
+
+-> checkpoint/layout/boundaries.py lists the boundaries; checkpoint/disk/breakpoints.py stops the
+thread that reaches one.
+-> daemon/injection.py sets the breakpoint in the checkpoint daemon; runtime/injection/waiting.py in
+the worker.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +17,45 @@ from typing import Any, ClassVar
 from chaoskit.checkpoint.layout import boundaries
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from chaoskit.faults.base import LIVE_ROLES
+from chaoskit.faults.base import LIVE_ROLES, Fault
 from chaoskit.faults.evidence import Evidence, ReadBack
 from chaoskit.faults.incidents import IncidentKind
-from chaoskit.faults.nodes.node import KillNode, NodeFault
+from chaoskit.faults.nodes.node import NODE_LOST_CAUSES, KillNode
 from chaoskit.faults.processes.signals import all_gone, look_up, signal_all
 from chaoskit.faults.target import Target
 
-_ARMED_S = 5.0  # a node that does not answer so long is not waited for
-#: Reached by every node that stores; the others of the disk and the remote tier by the node of rank 0 alone.
+_ARMED_S = 5.0  # longest wait for the answer of the node
+#: Boundaries that every node reaches that stores. Only the node of rank 0 reaches the others.
 _BY_ALL = ("write", "sync")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TornWrite(NodeFault):
-    """Kill what copies or stores the state, exactly at a boundary of that: when nothing, half or all of it is done.
+class TornWrite(Fault):
+    """Kill the process that copies or stores the state, exactly at a boundary of its work.
 
-    From ``at_step`` on, the thread of the rank's node that first reaches the boundary stands there until all of the
-    node is killed. In a sharded job the worker copies its piece itself: at those of the memory tier only that dies. A
-    replicated state is copied now and then (``copies="affordable"``): these boundaries are reached with the next copy.
+    Nothing, half or all of the work is done by then. From ``at_step`` on, the thread of the rank's
+    node that first reaches the boundary waits there until all of the node is killed. In a sharded
+    job the worker copies its piece itself: at the boundaries of the memory tier only the worker
+    dies. A replicated state is copied now and then (``copies="affordable"``): these boundaries are
+    reached with the next copy.
 
     Args:
-        boundary: of the memory tier: ``begun``, ``chunk``, ``copied``, ``sealed``; of a copy on another node, at its
-            owner: ``offering``, ``sending``, ``acknowledged``, at the partner: ``receiving``, ``verified``,
-            ``answering``; of the disk tier: ``stage``, ``write``, ``sync``, ``metadata``, ``manifest``, ``seal``,
-            ``commit``, ``publish``, ``committed``, ``prune``, ``delete``, ``pruned``; of the remote tier: ``upload``,
-            ``uploaded``, ``announced``, ``expire``, ``expired``. See ``chaoskit/checkpoint/layout/boundaries.py``.
+        boundary: of the memory tier: ``begun``, ``chunk``, ``copied``, ``sealed``; of a copy on
+            another node, at its owner: ``offering``, ``sending``, ``acknowledged``, at the partner:
+            ``receiving``, ``verified``, ``answering``; of the disk tier: ``stage``, ``write``,
+            ``sync``, ``metadata``, ``manifest``, ``seal``, ``commit``, ``publish``, ``committed``,
+            ``prune``, ``delete``, ``pruned``; of the remote tier: ``upload``, ``uploaded``,
+            ``announced``, ``expire``, ``expired``. See
+            ``chaoskit/checkpoint/layout/boundaries.py``.
     """
 
     boundary: str = "write"
 
     family: ClassVar[str] = "checkpoint"
+    whole_node: ClassVar[bool] = True
+    ends_node: ClassVar[bool] = True
+    of_runtime: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = NODE_LOST_CAUSES
     effect: ClassVar[str] = "one node ends at an instant at which a copy of the state is half made"
     evidence: ClassVar[str] = (
         "a thread said that it stood at this boundary; then every process of its node is gone"
@@ -51,8 +65,6 @@ class TornWrite(NodeFault):
     impact: ClassVar[str] = (
         "the workers of the node are given up; what was half made counts nowhere"
     )
-    of_runtime: ClassVar[bool] = True
-    ends_node: ClassVar[bool] = True
     sample: ClassVar[Mapping[str, Any]] = {"rank": 0, "at_step": 20, "boundary": "commit"}
     example: ClassVar[str] = """chaos.run(
     "gpt",
@@ -61,10 +73,6 @@ class TornWrite(NodeFault):
     disk={{"target": "/tmp/job", "every_steps": 10}},
     faults=[{fault}],
 )"""
-
-    @property
-    def from_outside(self) -> bool:
-        return False
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -102,6 +110,7 @@ class TornWrite(NodeFault):
         return self.boundary in (*boundaries.BOUNDARIES, *boundaries.REMOTE)
 
     def _require_partners(self, config: RunConfig) -> None:
+        """Raise BadInput unless nodes send copies of the state to each other."""
         if not config.job.sharded:
             raise BadInput(
                 "job", config.job.name, f"use a sharded one: else nothing reaches {self.boundary!r}"
@@ -118,10 +127,13 @@ class TornWrite(NodeFault):
             )
 
     def _require_copy(self, config: RunConfig) -> None:
-        """Of a replicated state a few nodes make copies: those of the lowest ranks, where racks play no part."""
+        """Raise BadInput unless the node of the rank copies the state.
+
+        The nodes of the lowest ranks copy a replicated state, unless racks play a part.
+        """
         copies = config.memory_copies
-        known = isinstance(self.rank, int) and not config.rack_nodes
-        if not copies or (known and int(self.rank) >= copies) or self.rank in LIVE_ROLES:
+        is_fixed = isinstance(self.rank, int) and not config.rack_nodes
+        if not copies or (is_fixed and int(self.rank) >= copies) or self.rank in LIVE_ROLES:
             raise BadInput(
                 "memory_copies",
                 copies,
@@ -131,26 +143,24 @@ class TornWrite(NodeFault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.order(target.node, "break", place=self.boundary)
         await target.heard(lambda: target.reports, within_s=_ARMED_S)
-        target.act(
-            "break", place=self.boundary
-        )  # the node has its breakpoint: the rank goes on, with one of its own
+        target.act("break", place=self.boundary)  # the rank goes on with a breakpoint of its own
         await target.heard(lambda: any(report.effective for report in target.reports))
-        stood = next(report for report in target.reports if report.effective)
-        with contextlib.suppress(
-            ProcessLookupError
-        ):  # something else was faster: no process stood there to the end
+        reached = next(report for report in target.reports if report.effective)
+        with contextlib.suppress(ProcessLookupError):  # the process may have ended by another cause
             processes = look_up(target)
-            if stood.worker:
+            if reached.worker:
                 processes = [process for process in processes if process.pid == target.pid]
             target.claim()
             signal_all(processes, signal.SIGKILL)
             if not processes:
                 return
-            seen = await all_gone(target, processes)
-            gone = f"{target.worker} (pid {target.pid}) is gone" if stood.worker else str(seen)
-            subject = target.rank_process if stood.worker else target.whole_node
+            node_gone = await all_gone(target, processes)
+            gone = (
+                f"{target.worker} (pid {target.pid}) is gone" if reached.worker else str(node_gone)
+            )
+            subject = target.rank_process if reached.worker else target.whole_node
             yield ReadBack(
                 subject=subject,
                 source="the thread that stood there, and the kernel",
-                value=f"{stood.observed}; {gone}",
+                value=f"{reached.observed}; {gone}",
             )

@@ -1,5 +1,8 @@
-"""Mistakes that a verdict must not pass: of the runtime, of what a fault does, and of what journals tell.
+"""Mistakes that a verdict must not pass: of the runtime, of the act of a fault, and of journals.
 
-A harness whose verdict can be wrong is worth nothing. Each mistake here names the check that finds it and the verdict
-that follows; :mod:`chaoskit.suites.canary.test_journals` and its neighbours hold that none passes.
+A harness with wrong verdicts is worth nothing. Each mistake here names the check that finds
+it and the verdict that follows; :mod:`chaoskit.suites.canary.test_journals` and its neighbours show
+that none passes.
+
+-> cli/testing/canary.py runs these tests and prints the table.
 """

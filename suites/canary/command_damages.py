@@ -1,4 +1,9 @@
-"""Mistakes in what is written of a command's run: in journals, in logs, and in what its unbroken run showed."""
+"""Mistakes in the files of a command's run: journals, logs, and those of its unbroken run.
+
+-> suites/canary/test_command.py makes each and judges the run again.
+-> experiment/judge/command_coverage.py finds missing records and lines; command_audit.py wrong
+ones.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from typing import Any
 from chaoskit import Verdict
 from chaoskit.suites.canary.journals import Journals, Plain
 
-#: The step at which rank 1 is killed.
+#: Step at which rank 1 is killed.
 AT = 25
 #: Steps of the run.
 STEPS = 100
@@ -22,12 +27,13 @@ _RANKS = 2
 _LATE_NS = 3_600_000_000_000
 
 
-class Written:
-    """Everything that is written of one run, in a copy of its directory.
+class RunFiles:
+    """Files of one run, in a copy of its directory.
 
     Attributes:
-        journals: by source.
+        journals: journals by source.
         logs: lines of each node's log.
+        twin: content of ``twin.json``; set it to None to delete the file.
     """
 
     def __init__(self, run: Path) -> None:
@@ -40,7 +46,7 @@ class Written:
         self.twin: dict[str, Any] | None = json.loads((run / "twin.json").read_text())
 
     def write(self) -> None:
-        """Write all of it anew; what is not there any more is deleted."""
+        """Write all files anew; those that were dropped here are deleted."""
         self.journals.write()
         shutil.rmtree(self._run / "log")
         (self._run / "log").mkdir()
@@ -51,33 +57,39 @@ class Written:
             (self._run / "twin.json").write_text(json.dumps(self.twin))
 
     @property
-    def shown(self) -> list[Plain]:
-        """What the harness read in the logs, in its order."""
-        return [one for _, one in self.journals.of("logged")]
+    def shown_steps(self) -> list[Plain]:
+        """The records of the lines that the harness read in the logs, in order."""
+        return [record for _, record in self.journals.of("logged")]
 
-    def forget(self, gone: list[Plain]) -> None:
-        """The harness has not read these lines."""
-        places = {id(one) for one in gone}
-        self.journals.drop(lambda _, one: id(one) in places)
+    def forget(self, dropped: list[Plain]) -> None:
+        """Drop records of :attr:`shown_steps` from the harness's journal; the logs stay."""
+        dropped_ids = {id(record) for record in dropped}
+        self.journals.drop(lambda _, record: id(record) in dropped_ids)
 
-    def erase(self, gone: list[Plain]) -> None:
-        """The log has not these lines: each is the one with its number among those that show a step."""
-        places = {id(one) for one in gone}
-        kept = iter([id(one) not in places for one in self.shown])
+    def erase(self, dropped: list[Plain]) -> None:
+        """Drop the lines of records of :attr:`shown_steps` from the logs; the records stay.
+
+        A record stands for the line with its number among those that show a step.
+        """
+        dropped_ids = {id(record) for record in dropped}
+        kept = iter([id(record) not in dropped_ids for record in self.shown_steps])
         for name, lines in self.logs.items():
             self.logs[name] = [line for line in lines if not _step(line) or next(kept)]
 
 
-Change = Callable[[Written], None]
+Change = Callable[[RunFiles], None]
 
 
 @dataclass(frozen=True)
 class CommandDamage:
-    """A mistake in what is written of a run in which rank 1 is killed at step :data:`AT`, and both ranks come back.
+    """Mistake in the files of a run in which rank 1 is killed at step :data:`AT`.
+
+    Both ranks come back in that run.
 
     Attributes:
-        name: in words.
-        verdict: that the run has with it.
+        name: name in words.
+        verdict: verdict of the run with it.
+        change: function that makes it.
     """
 
     name: str
@@ -86,200 +98,202 @@ class CommandDamage:
 
 
 def _step(line: str) -> re.Match[str] | None:
+    """Return a match if a line of the log shows a step, or None."""
     return re.search(r"step \d+ loss", line)
 
 
-# -- which lines --------------------------------------------------------------------------------------------------
+# -- selections of lines ---------------------------------------------------------------------------
 
-Some = Callable[[Written], list[Plain]]
-
-
-def one_line(written: Written) -> list[Plain]:
-    """A line in the middle."""
-    return written.shown[len(written.shown) // 2 : len(written.shown) // 2 + 1]
+Selection = Callable[[RunFiles], list[Plain]]
 
 
-def of_the_last_steps(written: Written) -> list[Plain]:
-    """The last tenth of the steps."""
-    return [one for one in written.shown if one["step"] >= STEPS - STEPS // 10]
+def one_line(files: RunFiles) -> list[Plain]:
+    """Select a line in the middle."""
+    return files.shown_steps[len(files.shown_steps) // 2 : len(files.shown_steps) // 2 + 1]
 
 
-def of_many_steps(written: Written) -> list[Plain]:
-    """A fifth of the steps, all of them before the fault."""
-    return [one for one in written.shown if one["step"] < STEPS // 5 and one["step"] > 0]
+def of_the_last_steps(files: RunFiles) -> list[Plain]:
+    """Select the last tenth of the steps."""
+    return [record for record in files.shown_steps if record["step"] >= STEPS - STEPS // 10]
 
 
-def shown_again(written: Written) -> list[Plain]:
-    """What the second attempt repeats."""
-    seen = Counter[int]()
+def of_many_steps(files: RunFiles) -> list[Plain]:
+    """Select a fifth of the steps, all of them before the fault."""
+    return [
+        record for record in files.shown_steps if record["step"] < STEPS // 5 and record["step"] > 0
+    ]
+
+
+def shown_again(files: RunFiles) -> list[Plain]:
+    """Select the lines that the second attempt repeats."""
+    counts = Counter[int]()
     again = []
-    for one in written.shown:
-        seen[one["step"]] += 1
-        if seen[one["step"]] > _RANKS:
-            again.append(one)
+    for record in files.shown_steps:
+        counts[record["step"]] += 1
+        if counts[record["step"]] > _RANKS:
+            again.append(record)
     return again
 
 
-def after_the_fault(written: Written) -> list[Plain]:
-    """All that was shown from the fault on."""
-    struck_ns = written.journals.first("injected")["t_ns"]
-    return [one for one in written.shown if one["t_ns"] > struck_ns]
+def after_the_fault(files: RunFiles) -> list[Plain]:
+    """Select the lines from the fault on."""
+    struck_ns = files.journals.first("injected")["t_ns"]
+    return [record for record in files.shown_steps if record["t_ns"] > struck_ns]
 
 
-def every_line(written: Written) -> list[Plain]:
-    """All."""
-    return written.shown
+def every_line(files: RunFiles) -> list[Plain]:
+    """Select all lines."""
+    return files.shown_steps
 
 
-# -- what becomes of them -----------------------------------------------------------------------------------------
+# -- changes of lines ------------------------------------------------------------------------------
 
 
-def unread(which: Some) -> Change:
-    """The log has them, and the harness's journal has not."""
-    return lambda written: written.forget(which(written))
+def unread(select: Selection) -> Change:
+    """Return a change that drops lines from the harness's journal, but not from the log."""
+    return lambda files: files.forget(select(files))
 
 
-def erased(which: Some) -> Change:
-    """The harness's journal has them, and the log has not."""
-    return lambda written: written.erase(which(written))
+def erased(select: Selection) -> Change:
+    """Return a change that drops lines from the log, but not from the harness's journal."""
+    return lambda files: files.erase(select(files))
 
 
-def never_shown(which: Some) -> Change:
-    """Neither has them."""
+def never_shown(select: Selection) -> Change:
+    """Return a change that drops lines from the log and from the harness's journal."""
 
-    def change(written: Written) -> None:
-        gone = which(written)
-        written.erase(gone)
-        written.forget(gone)
-        _recount(written)
+    def change(files: RunFiles) -> None:
+        dropped = select(files)
+        files.erase(dropped)
+        files.forget(dropped)
+        _recount(files)
 
     return change
 
 
 def without_losses(left: int) -> Change:
-    """Log and journal agree on a loss of so many lines."""
+    """Return a change after which only the first ``left`` lines have a loss, in log and journal."""
 
-    def change(written: Written) -> None:
-        for one in written.shown[left:]:
-            one["loss"] = None
-        for lines in written.logs.values():
+    def change(files: RunFiles) -> None:
+        for record in files.shown_steps[left:]:
+            record["loss"] = None
+        for lines in files.logs.values():
             lines[left:] = [line.replace("loss", "cost") for line in lines[left:]]
 
     return change
 
 
-def another_loss(written: Written) -> None:
-    """Log and journal agree on another number."""
-    (one,) = one_line(written)
-    number = [id(other) for other in written.shown].index(id(one))
-    for lines in written.logs.values():
+def another_loss(files: RunFiles) -> None:
+    """Change the loss of a line in log and journal alike."""
+    (changed,) = one_line(files)
+    number = [id(other) for other in files.shown_steps].index(id(changed))
+    for lines in files.logs.values():
         lines[number] = re.sub(r"loss \S+", "loss 7.5", lines[number])
-    one["loss"] = "7.5"
+    changed["loss"] = "7.5"
 
 
-def cut(written: Written) -> None:
-    """The second half of each log is not there."""
-    written.logs = {name: lines[: len(lines) // 2] for name, lines in written.logs.items()}
+def cut(files: RunFiles) -> None:
+    """Drop the second half of each log."""
+    files.logs = {name: lines[: len(lines) // 2] for name, lines in files.logs.items()}
 
 
-def of_another_run(written: Written) -> None:
-    """The log is that of a run with other losses."""
-    for name, lines in written.logs.items():
-        written.logs[name] = [line.replace("loss 0.", "loss 0.1") for line in lines]
+def of_another_run(files: RunFiles) -> None:
+    """Change the losses in the log, as if it were that of another run."""
+    for name, lines in files.logs.items():
+        files.logs[name] = [line.replace("loss 0.", "loss 0.1") for line in lines]
 
 
-def _recount(written: Written) -> None:
-    lines = [line for lines in written.logs.values() for line in lines if line.strip()]
-    written.journals.first("run_ended")["logs"]["lines"] = len(lines)
+def _recount(files: RunFiles) -> None:
+    """Set the number of lines in the harness's record to that of the changed logs."""
+    lines = [line for lines in files.logs.values() for line in lines if line.strip()]
+    files.journals.first("run_ended")["logs"]["lines"] = len(lines)
 
 
-# -- journals -----------------------------------------------------------------------------------------------------
+# -- journals --------------------------------------------------------------------------------------
 
 
 def without(*events: str) -> Change:
-    """No record of these events is written."""
-    return lambda written: written.journals.drop(lambda _, one: one["event"] in events)
+    """Return a change that drops all records of these events."""
+    return lambda files: files.journals.drop(lambda _, record: record["event"] in events)
 
 
 def without_file(source: str) -> Change:
-    """A process writes nothing at all."""
+    """Return a change that drops all records of a process."""
 
-    def change(written: Written) -> None:
-        del written.journals.files[source]
+    def change(files: RunFiles) -> None:
+        del files.journals.files[source]
 
     return change
 
 
-def without_starts_again(written: Written) -> None:
-    """The node tells of the first two ranks alone."""
-    later = [one for _, one in written.journals.of("rank_found")][_RANKS:]
-    written.journals.drop(lambda _, one: any(one is other for other in later))
+def without_starts_again(files: RunFiles) -> None:
+    """Drop the node's records of all ranks after the first two."""
+    later = [record for _, record in files.journals.of("rank_found")][_RANKS:]
+    files.journals.drop(lambda _, record: any(record is other for other in later))
 
 
-def told(event: str, **fields: object) -> Change:
-    """A record says something else."""
-    return lambda written: written.journals.first(event).update(fields)
+def misreported(event: str, **fields: object) -> Change:
+    """Return a change that sets ``fields`` in the first record of an event."""
+    return lambda files: files.journals.first(event).update(fields)
 
 
-def struck_later(written: Written) -> None:
-    """The harness says that it struck at a later step, and when that was shown."""
-    later = next(one for one in reversed(written.shown) if one["step"] == STEPS // 2)
-    struck = written.journals.first("injected")
+def struck_later(files: RunFiles) -> None:
+    """Move the report of the act to a later step, and to the time of that step."""
+    later = next(record for record in reversed(files.shown_steps) if record["step"] == STEPS // 2)
+    struck = files.journals.first("injected")
     struck |= {"t_ns": later["t_ns"] + 1, "done_ns": later["t_ns"] + 2, "step": STEPS // 2}
-    evidence = written.journals.first("evidence")
+    evidence = files.journals.first("evidence")
     evidence["t_ns"] = later["t_ns"] + 3
 
 
-def struck_the_other_rank(written: Written) -> None:
-    """The harness names the process of rank 0."""
-    other = next(one for _, one in written.journals.of("rank_found") if one["rank"] == 0)
-    written.journals.first("injected").update(
+def struck_the_other_rank(files: RunFiles) -> None:
+    """Name the process of rank 0 as the one that was struck."""
+    other = next(record for _, record in files.journals.of("rank_found") if record["rank"] == 0)
+    files.journals.first("injected").update(
         {"pid": other["pid"], "worker": f"node0.{other['pid']}"}
     )
 
 
-def seen_before_it_acted(written: Written) -> None:
-    """Evidence that is older than the act."""
-    written.journals.first("evidence")["t_ns"] = (
-        written.journals.first("injected")["t_ns"] - 1_000_000
-    )
+def seen_before_it_acted(files: RunFiles) -> None:
+    """Make the evidence older than the act."""
+    files.journals.first("evidence")["t_ns"] = files.journals.first("injected")["t_ns"] - 1_000_000
 
 
-def ended_otherwise(written: Written) -> None:
-    """The node says that its command ended with status 1, the harness with status 0."""
-    written.journals.first("command_exited")["status"] = "status 1"
+def ended_otherwise(files: RunFiles) -> None:
+    """Let the node report that its command ended with status 1, the harness with status 0."""
+    files.journals.first("command_exited")["status"] = "status 1"
 
 
-def another_command(written: Written) -> None:
-    """The node ran something else."""
-    written.journals.first("command_started")["command"] = ["true"]
+def another_command(files: RunFiles) -> None:
+    """Let the node report another command."""
+    files.journals.first("command_started")["command"] = ["true"]
 
 
-def node_of_another_run(written: Written) -> None:
-    """The node's records are of another time."""
-    for one in written.journals.files["node0"]:
-        one["t_ns"] -= _LATE_NS
+def node_of_another_run(files: RunFiles) -> None:
+    """Move the node's records to another time."""
+    for record in files.journals.files["node0"]:
+        record["t_ns"] -= _LATE_NS
 
 
-# -- what it is compared with -------------------------------------------------------------------------------------
+# -- twins -----------------------------------------------------------------------------------------
 
 
-def without_twin(written: Written) -> None:
-    """What the unbroken run showed is missing."""
-    written.twin = None
+def without_twin(files: RunFiles) -> None:
+    """Drop the results of the unbroken run."""
+    files.twin = None
 
 
-def twin_of_another_run(written: Written) -> None:
-    """It was compared with another one when it was made."""
-    assert written.twin is not None
-    written.twin["run_id"] = "0" * 32
+def twin_of_another_run(files: RunFiles) -> None:
+    """Let the results of the unbroken run belong to another run."""
+    assert files.twin is not None
+    files.twin["run_id"] = "0" * 32
 
 
-def compared_with_itself(written: Written) -> None:
-    """Run and unbroken run are one: no difference can be found."""
-    assert written.twin is not None
-    started = written.journals.first("started")
-    written.twin["run_id"] = started["twin"] = started["run_id"]
+def compared_with_itself(files: RunFiles) -> None:
+    """Make run and unbroken run the same: no difference can be found."""
+    assert files.twin is not None
+    started = files.journals.first("started")
+    files.twin["run_id"] = started["twin"] = started["run_id"]
 
 
 _UNKNOWN, _ERROR, _FAILED = Verdict.UNKNOWN, Verdict.ERROR, Verdict.FAILED
@@ -289,7 +303,9 @@ COMMAND_DAMAGES: tuple[CommandDamage, ...] = (
     CommandDamage("the harness wrote no end", _ERROR, without("run_ended")),
     CommandDamage("the harness does not tell that it began", _UNKNOWN, without("started")),
     CommandDamage(
-        "the harness does not tell how a command ended", _UNKNOWN, told("run_ended", exits={})
+        "the harness does not tell how a command ended",
+        _UNKNOWN,
+        misreported("run_ended", exits={}),
     ),
     CommandDamage("the node's journal is missing", _UNKNOWN, without_file("node0")),
     CommandDamage(
@@ -306,12 +322,16 @@ COMMAND_DAMAGES: tuple[CommandDamage, ...] = (
     CommandDamage("there is no evidence", _UNKNOWN, without("evidence")),
     CommandDamage("the injection is missing", _UNKNOWN, without("injected")),
     CommandDamage("nothing tells whether the fault was undone", _UNKNOWN, without("undone")),
-    CommandDamage("the fault struck another rank", _ERROR, told("injected", rank=0)),
+    CommandDamage("the fault struck another rank", _ERROR, misreported("injected", rank=0)),
     CommandDamage("the fault struck the process of another rank", _ERROR, struck_the_other_rank),
-    CommandDamage("the fault struck at an earlier step", _ERROR, told("injected", step=AT - 5)),
+    CommandDamage(
+        "the fault struck at an earlier step", _ERROR, misreported("injected", step=AT - 5)
+    ),
     CommandDamage("the fault struck at a later step", _ERROR, struck_later),
-    CommandDamage("the fault struck on another node", _ERROR, told("injected", node="node1")),
-    CommandDamage("the fault struck another process", _ERROR, told("injected", pid=1)),
+    CommandDamage(
+        "the fault struck on another node", _ERROR, misreported("injected", node="node1")
+    ),
+    CommandDamage("the fault struck another process", _ERROR, misreported("injected", pid=1)),
     CommandDamage("the evidence is older than the act", _ERROR, seen_before_it_acted),
     CommandDamage("a line of the log is not in the journal", _UNKNOWN, unread(one_line)),
     CommandDamage("no line of the log is in the journal", _UNKNOWN, unread(every_line)),
@@ -324,7 +344,7 @@ COMMAND_DAMAGES: tuple[CommandDamage, ...] = (
     CommandDamage("a line of the journal is not in the log", _UNKNOWN, erased(one_line)),
     CommandDamage("the log hides the steps that were shown again", _UNKNOWN, erased(shown_again)),
     CommandDamage("the log is cut", _UNKNOWN, cut),
-    CommandDamage("the log is missing", _UNKNOWN, lambda written: written.logs.clear()),
+    CommandDamage("the log is missing", _UNKNOWN, lambda files: files.logs.clear()),
     CommandDamage("the log is that of another run", _UNKNOWN, of_another_run),
     CommandDamage("one line of many has a loss", _UNKNOWN, without_losses(1)),
     CommandDamage("no line has a loss", _UNKNOWN, without_losses(0)),

@@ -1,7 +1,8 @@
-"""A training that knows nothing of chaoskit: ``command_job.py STEPS STEP_S``. Its launcher starts two ranks.
+"""Training without chaoskit: ``command_job.py STEPS STEP_S``. Its launcher starts two ranks.
 
-When a rank ends badly the launcher ends the other one, too, and starts both again from the newest checkpoint, which
-rank 0 writes after every tenth step. No torch: imports would be most of the time.
+When a rank ends badly the launcher ends the other one, too, and starts both again from the newest
+checkpoint, which rank 0 writes after every tenth step. It does not use torch: imports would take
+most of the time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _EVERY = 10
 
 
 def launch() -> int:
-    """Start the ranks until all of them have ended well; the exit status."""
+    """Start the ranks, up to four times, until all of them have ended well.
+
+    Return the exit status: 0, or 1 if no attempt has ended well.
+    """
     for _ in range(_STARTS):
         ranks = [
             subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": str(rank)})
@@ -33,7 +37,7 @@ def launch() -> int:
 
 
 def all_ended_well(ranks: list[subprocess.Popen[bytes]]) -> bool:
-    """Wait until one has ended badly, or all have ended well."""
+    """Wait until one rank has ended badly, or all have ended well; return False in the first case."""
     while True:
         ended = [rank.poll() for rank in ranks]
         if any(ended):
@@ -44,7 +48,7 @@ def all_ended_well(ranks: list[subprocess.Popen[bytes]]) -> bool:
 
 
 def train(rank: int, steps: int, step_s: float) -> None:
-    """Show each step with its loss."""
+    """Print each step with its loss, from the step of the checkpoint on if there is one."""
     checkpoint = Path(os.environ["CHAOSKIT_RUN_DIR"]) / "checkpoint"
     first, weight = 0, 1.0
     if checkpoint.exists():
@@ -53,7 +57,7 @@ def train(rank: int, steps: int, step_s: float) -> None:
     for step in range(first, steps):
         time.sleep(step_s)
         weight = weight * 0.9 + 0.001 * step
-        # in one piece: print writes the end of a line by itself, and the other rank writes into the same log
+        # in one write: the other rank writes into the same log
         sys.stdout.write(f"[rank{rank}] step {step} loss {weight:.6f}\n")
         sys.stdout.flush()
         if rank == 0 and step % _EVERY == _EVERY - 1:

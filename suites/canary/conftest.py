@@ -13,7 +13,7 @@ from chaoskit import Chaos
 from chaoskit.faults import Kill
 from chaoskit.suites.canary.damages import AT
 
-#: Cell of the matrix -> how a run of it is planned.
+#: Cell of the matrix -> plan of its run.
 _CELLS: dict[str, dict[str, Any]] = {
     "exact": {"job": "gpt", "shards": 4},
     "fast": {"job": "gpt", "shards": 4, "reduction": "fast"},
@@ -25,7 +25,11 @@ _runs: dict[str, Path] = {}
 
 @pytest.fixture
 def copy_of_a_run(chaos: Chaos, tmp_path: Path) -> Callable[[str], Path]:
-    """A copy of the directory of one run of this session, in which rank 1 is killed and replaced."""
+    """Return a function that copies the directory of a run of this session.
+
+    Its argument is a cell of the matrix, and its result the copy, one in each test. Rank 1 is
+    killed and replaced in that run.
+    """
 
     def copy(cell: str) -> Path:
         if cell not in _runs:

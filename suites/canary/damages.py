@@ -1,4 +1,10 @@
-"""Mistakes in what is written of a run, each with the verdict that it must have. All of them once ended as passed."""
+"""Mistakes in the journals of a run, each with the verdict that it must have.
+
+All of them once ended as passed.
+
+-> suites/canary/test_journals.py makes each and judges the run again.
+-> experiment/judge/coverage.py finds missing records; experiment/judge/fault_audit.py wrong ones.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +19,12 @@ Change = Callable[[Journals], None]
 
 @dataclass(frozen=True)
 class Damage:
-    """A mistake in the journals of a run in which rank 1 is killed in step :data:`AT`.
+    """Mistake in the journals of a run in which rank 1 is killed in step :data:`AT`.
 
     Attributes:
-        name: in words.
-        verdict: that the run has with it.
+        name: name in words.
+        verdict: verdict of the run with it.
+        change: function that makes it.
     """
 
     name: str
@@ -25,60 +32,73 @@ class Damage:
     change: Change
 
 
-#: The step in which rank 1 is killed.
+#: Step in which rank 1 is killed.
 AT = 4
 
 
 def without(*events: str, of: str = "") -> Change:
-    """No record of these events is written; with ``of`` only by ``victim``, ``survivor`` or ``heir`` (of its rank)."""
+    """Return a change that drops all records of these events.
+
+    ``of`` limits it to ``victim``, ``survivor`` or ``heir`` (the replacement of the victim); "" for
+    all processes.
+    """
 
     def change(journals: Journals) -> None:
-        source = _name(journals, of) if of else ""
-        journals.drop(lambda where, one: one["event"] in events and source in ("", where))
+        source = _worker_of(journals, of) if of else ""
+        journals.drop(lambda writer, record: record["event"] in events and source in ("", writer))
 
     return change
 
 
 def without_last(event: str, *, of: str = "") -> Change:
-    """The last record of this event is not written, by one of them, or by any."""
+    """Return a change that drops the last record of an event in the journal of each process.
+
+    ``of`` limits it to one process, as in :func:`without`.
+    """
 
     def change(journals: Journals) -> None:
         last: dict[str, Plain] = {
-            where: one
-            for where, one in journals.of(event)
-            if not of or where == _name(journals, of)
+            writer: record
+            for writer, record in journals.of(event)
+            if not of or writer == _worker_of(journals, of)
         }
-        journals.drop(lambda where, one: last.get(where) is one)
+        journals.drop(lambda writer, record: last.get(writer) is record)
 
     return change
 
 
 def without_file(of: str) -> Change:
-    """A process writes nothing at all: ``coordinator``, ``harness``, ``agents``, or one of the ranks."""
+    """Return a change that drops all records of a process.
+
+    The process is ``coordinator``, ``harness``, all ``agents``, or a rank as in :func:`without`.
+    """
 
     def change(journals: Journals) -> None:
         if of == "agents":
-            gone = {where for where, _ in journals.of("worker_started")}
+            dropped = {writer for writer, _ in journals.of("worker_started")}
         else:
-            gone = {of if of in journals.files else _name(journals, of)}
-        for source in gone:
+            dropped = {of if of in journals.files else _worker_of(journals, of)}
+        for source in dropped:
             del journals.files[source]
 
     return change
 
 
 def without_end(of: str) -> Change:
-    """The last five records of a file are not there, as if its process had stopped to write."""
+    """Return a change that drops the last five records of a file, as if its process had stopped.
+
+    The file is that of a rank, as in :func:`without`, or of ``all`` ranks of the last membership.
+    """
 
     def change(journals: Journals) -> None:
-        for source in [_name(journals, of)] if of != "all" else _ranks(journals):
+        for source in [_worker_of(journals, of)] if of != "all" else _ranks(journals):
             del journals.files[source][-5:]
 
     return change
 
 
-def told(**fields: object) -> Change:
-    """The harness says something else of what it struck."""
+def misreported(**fields: object) -> Change:
+    """Return a change that sets ``fields`` in the harness's report of what it struck."""
 
     def change(journals: Journals) -> None:
         journals.first("injected").update(fields)
@@ -87,36 +107,41 @@ def told(**fields: object) -> Change:
 
 
 def struck_another_worker(journals: Journals) -> None:
-    """It names a worker of another rank."""
-    survivor = _name(journals, "survivor")
+    """Name a worker of another rank as the one that was struck."""
+    survivor = _worker_of(journals, "survivor")
     journals.first("injected")["worker"] = survivor
 
 
 def counted_from_detection(journals: Journals) -> None:
-    """The time of the recovery begins when the loss was noticed."""
+    """Let the time of the recovery begin when the loss was noticed."""
     injected, detected = journals.first("injected"), journals.first("detected")
     injected["t_ns"] = injected["done_ns"] = detected["t_ns"] + 1_000_000
 
 
 def seen_before_it_acted(journals: Journals) -> None:
-    """Evidence that is older than the act."""
+    """Make the evidence older than the act."""
     journals.first("evidence")["t_ns"] = journals.first("injected")["t_ns"] - 1_000_000
 
 
 def _victim(journals: Journals) -> str:
+    """Return the worker that the fault struck."""
     return str(journals.first("injected")["worker"])
 
 
 def _ranks(journals: Journals) -> list[str]:
-    plans = sorted((one for _, one in journals.of("plan")), key=lambda one: int(one["generation"]))
+    """Return the workers of the last membership, in the order of their ranks."""
+    plans = sorted(
+        (plan for _, plan in journals.of("plan")), key=lambda plan: int(plan["generation"])
+    )
     return [str(member["worker"]) for member in plans[-1]["members"]]
 
 
-def _name(journals: Journals, which: str) -> str:
+def _worker_of(journals: Journals, role: str) -> str:
+    """Return the worker that is the ``victim``, its ``heir``, or the first survivor."""
     first = journals.first("plan")["members"]
-    if which == "victim":
+    if role == "victim":
         return _victim(journals)
-    if which == "heir":
+    if role == "heir":
         return next(
             name for name in _ranks(journals) if name not in {member["worker"] for member in first}
         )
@@ -162,10 +187,10 @@ DAMAGES: tuple[Damage, ...] = (
     Damage("there is no evidence", _UNKNOWN, without("evidence")),
     Damage("nothing tells whether the fault was undone", _UNKNOWN, without("undone")),
     Damage("no rank says that it stood where the fault was due", _UNKNOWN, without("hook_stopped")),
-    Damage("the fault struck another rank", _ERROR, told(rank=2)),
-    Damage("the fault struck in another step", _ERROR, told(step=AT - 2)),
-    Damage("the fault struck on another node", _ERROR, told(node="node0")),
-    Damage("the fault struck another process", _ERROR, told(pid=1)),
+    Damage("the fault struck another rank", _ERROR, misreported(rank=2)),
+    Damage("the fault struck in another step", _ERROR, misreported(step=AT - 2)),
+    Damage("the fault struck on another node", _ERROR, misreported(node="node0")),
+    Damage("the fault struck another process", _ERROR, misreported(pid=1)),
     Damage("the fault struck another worker", _ERROR, struck_another_worker),
     Damage("the recovery is counted from the detection", _ERROR, counted_from_detection),
     Damage("the evidence is older than the act", _ERROR, seen_before_it_acted),

@@ -1,6 +1,8 @@
-"""Changes that say nothing against a run: with each of them it is *passed*, as before.
+"""Changes of a run that are no mistakes: with each of them it is *passed*, as before.
 
-A harness that fails what is right is worth as little as one that passes what is wrong.
+A harness that fails good runs is worth as little as one that passes bad ones.
+
+-> suites/canary/test_harmless.py makes each and judges the run.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _TEXTS = ("detail", "error", "observed", "reason")
 
 @dataclass(frozen=True)
 class Harmless:
-    """A change of journals, by its name in words."""
+    """Change of journals, with its name in words."""
 
     name: str
     change: Change
@@ -29,18 +31,19 @@ class Harmless:
 
 @dataclass(frozen=True)
 class OtherRun:
-    """A run that is planned in another way.
+    """Run with another plan.
 
     Attributes:
-        plan: what is added to the plan; ``options`` are of the job.
+        name: name in words.
+        plan: fields that are added to the plan; ``options`` are those of the job.
     """
 
     name: str
     plan: dict[str, Any]
 
 
-def _each(change: Callable[[Plain], None]) -> Change:
-    """Every record is changed alike."""
+def _of_every_record(change: Callable[[Plain], None]) -> Change:
+    """Return a change of every record."""
 
     def change_all(journals: Journals) -> None:
         for records in journals.files.values():
@@ -63,7 +66,7 @@ def _another_clock(record: Plain) -> None:
 
 
 def _other_texts(record: Plain) -> None:
-    """Free text; the reason for which a process ended is one of a few words."""
+    """Change free texts. The reason for which a process ended is one of a few words, and stays."""
     for name in _TEXTS:
         if record.get(name) and record["event"] not in ("closed", "run_ended"):
             record[name] = "words that a later version chooses"
@@ -74,51 +77,51 @@ def _more_fields(record: Plain) -> None:
 
 
 def more_records(journals: Journals) -> None:
-    """After each record one of an event that is not known."""
+    """Add a record of an unknown event after each record."""
     for source, records in journals.files.items():
         unknown = [
             {"t_ns": record["t_ns"], "event": "weather", "by": record["by"]} for record in records
         ]
         journals.files[source] = [
-            one for pair in zip(records, unknown, strict=True) for one in pair
+            record for pair in zip(records, unknown, strict=True) for record in pair
         ]
 
 
 def by_writer(journals: Journals) -> None:
-    """Where several processes write to one file, their records lie one process after the other, the last one first."""
+    """Sort the records of each file by their processes, the last process first."""
     for records in journals.files.values():
-        first = {record["by"]: place for place, record in reversed([*enumerate(records)])}
-        records.sort(key=lambda record: -first[record["by"]])
+        positions = {record["by"]: place for place, record in reversed([*enumerate(records)])}
+        records.sort(key=lambda record: -positions[record["by"]])
 
 
 def later_evidence(journals: Journals) -> None:
-    """It is seen some tenths of a second later that the fault took effect."""
+    """Move the evidence of a fault some tenths of a second later."""
     for _, record in journals.of("evidence"):
         record["t_ns"] += 300_000_000
 
 
 def longer_names(journals: Journals) -> None:
-    """Of nodes, and of the workers and files that are called after them."""
+    """Give nodes longer names, and workers and files that are named after them."""
     journals.files = {
         _renamed(source): _renamed(records) for source, records in journals.files.items()
     }
 
 
-def _renamed(value: Any) -> Any:
-    if isinstance(value, str):
-        return re.sub(r"\bnode(?=\d)", _LONG_NAME, value)
-    if isinstance(value, list):
-        return [_renamed(one) for one in value]
-    if isinstance(value, dict):
-        return {_renamed(name): _renamed(one) for name, one in value.items()}
-    return value
+def _renamed(content: Any) -> Any:
+    if isinstance(content, str):
+        return re.sub(r"\bnode(?=\d)", _LONG_NAME, content)
+    if isinstance(content, list):
+        return [_renamed(part) for part in content]
+    if isinstance(content, dict):
+        return {_renamed(name): _renamed(part) for name, part in content.items()}
+    return content
 
 
 IN_JOURNALS: tuple[Harmless, ...] = (
-    Harmless("processes have other pids", _each(_another_pid)),
-    Harmless("the clock began at another time", _each(_another_clock)),
-    Harmless("explanations have other words", _each(_other_texts)),
-    Harmless("records have fields that are not known", _each(_more_fields)),
+    Harmless("processes have other pids", _of_every_record(_another_pid)),
+    Harmless("the clock began at another time", _of_every_record(_another_clock)),
+    Harmless("explanations have other words", _of_every_record(_other_texts)),
+    Harmless("records have fields that are not known", _of_every_record(_more_fields)),
     Harmless("there are records that are not known", more_records),
     Harmless("records of several processes lie in another order", by_writer),
     Harmless("evidence comes later", later_evidence),

@@ -1,4 +1,7 @@
-"""Journals of a run, changed as if the process that wrote them had had a mistake: numbered and sealed like others."""
+"""Journals of a run, changed as if their writer had a mistake.
+
+The records are numbered and sealed like others.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ Plain = dict[str, Any]
 
 
 class Journals:
-    """The journals of a copy of a run's directory.
+    """Journals of a copy of a run's directory.
 
     Attributes:
-        files: by source, the records in their order; each is what its line says.
+        files: source -> its records in order, each as the plain values of its line.
     """
 
     def __init__(self, run: Path) -> None:
@@ -27,22 +30,28 @@ class Journals:
         }
 
     def of(self, *events: str) -> Iterator[tuple[str, Plain]]:
-        """Source and record of every record of these events."""
+        """Return source and record of every record of these events."""
         return (
-            (source, one)
+            (source, record)
             for source, records in self.files.items()
-            for one in records
-            if one["event"] in events
+            for record in records
+            if record["event"] in events
         )
 
     def first(self, event: str) -> Plain:
-        """The first record of ``event`` by time."""
-        return min((one for _, one in self.of(event)), key=lambda one: float(one["t_ns"]))
+        """Return the first record of ``event`` by time. Raises ValueError if there is none."""
+        return min(
+            (record for _, record in self.of(event)), key=lambda record: float(record["t_ns"])
+        )
 
     def drop(self, is_dropped: Callable[[str, Plain], bool]) -> None:
-        """Leave out records, as a process does that never writes them."""
+        """Leave out records, as if their process had never written them.
+
+        Args:
+            is_dropped: called with source and record; returns True for one to leave out.
+        """
         for source, records in self.files.items():
-            self.files[source] = [one for one in records if not is_dropped(source, one)]
+            self.files[source] = [record for record in records if not is_dropped(source, record)]
 
     def write(self) -> None:
         """Write the files anew; those that are not in ``files`` any more are deleted."""
@@ -51,13 +60,16 @@ class Journals:
         for source, records in self.files.items():
             numbers = Counter[str]()
             lines = []
-            for one in records:
-                told = {
-                    name: value for name, value in one.items() if name not in ("by", "seq", "crc")
+            for record in records:
+                fields = {
+                    name: value
+                    for name, value in record.items()
+                    if name not in ("by", "seq", "crc")
                 }
                 body = json.dumps(
-                    told | {"by": one["by"], "seq": numbers[one["by"]]}, separators=(",", ":")
+                    fields | {"by": record["by"], "seq": numbers[record["by"]]},
+                    separators=(",", ":"),
                 )[:-1]
-                numbers[one["by"]] += 1
+                numbers[record["by"]] += 1
                 lines.append(f'{body},"crc":"{zlib.crc32(body.encode()):08x}"}}\n')
             (self._directory / f"{source}.jsonl").write_text("".join(lines))

@@ -1,4 +1,7 @@
-"""Mistakes of the runtime, each with the check that finds it in each cell: there the run is *failed*."""
+"""Mistakes of the runtime, each with the check that must find it in each cell.
+
+-> suites/canary/wrong_jobs.py makes them; suites/canary/test_runtime.py runs and judges each.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from dataclasses import dataclass, field
 
 from chaoskit.suites.canary.wrong_worker import AFTER, END, EVERY, LAST, LATE, ONCE, RESTORE
 
-#: Cells of the matrix: replicated jobs with both kinds of reduction, and one that FSDP2 spreads over the ranks.
+#: Cells of the matrix: replicated jobs with both kinds of reduction, and one that FSDP2 spreads
+#: over the ranks.
 EXACT, FAST, SHARDED = CELLS = ("exact", "fast", "sharded")
 
 REFERENCE = "losses equal the reference's"
@@ -20,9 +24,9 @@ HISTORY = "one committed history"
 SAMPLES = "every sample exactly once"
 WHOLE = "property 26S: a restore is complete"
 
-#: Why a mistake is not found in a cell.
+#: Reason why a mistake is not found in a cell.
 TWIN_HAS_IT = "the twin ends so, too, and plain PyTorch takes 8 steps only"
-#: Why it is not tried in one.
+#: Reason why a mistake is not tried in a cell.
 NO_BUFFERS = "buffers of a sharded job are each rank's own"
 
 WHEN = {
@@ -38,20 +42,21 @@ WHEN = {
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake that the runtime makes in its workers.
+    """Mistake that the runtime makes in its workers.
 
     Attributes:
-        name: in words.
-        how: the function of :mod:`chaoskit.suites.canary.wrong_jobs` that makes it.
-        when: one of the times of that module. Of ``every``, ``end`` and ``late`` the unbroken run makes it, too.
+        name: name in words.
+        function: the function of :mod:`chaoskit.suites.canary.wrong_jobs` that makes it.
+        when: one of the times of :mod:`chaoskit.suites.canary.wrong_worker`. The unbroken run
+            makes it, too, for ``every``, ``end`` and ``late``.
         found_by: cell -> the check that fails.
-        unseen: cell -> why the run passes all the same.
-        kind: of the job.
-        untried: cell -> why there is no such run.
+        unseen: cell -> the reason why the run passes all the same.
+        kind: kind of the job.
+        untried: cell -> the reason why there is no such run.
     """
 
     name: str
-    how: str
+    function: str
     when: str
     found_by: dict[str, str]
     unseen: dict[str, str] = field(default_factory=dict)
@@ -60,7 +65,7 @@ class Mistake:
 
     @property
     def title(self) -> str:
-        """What goes wrong, and when."""
+        """The name of the mistake, with its time."""
         return f"{self.name} ({WHEN[self.when]})"
 
 
@@ -69,7 +74,8 @@ def _everywhere(check: str) -> dict[str, str]:
 
 
 _REFERENCE, _LOSSES, _SAMPLES = _everywhere(REFERENCE), _everywhere(LOSSES), _everywhere(SAMPLES)
-#: On one rank: replicas differ in the end; nothing holds the same piece of a sharded state.
+#: Mistakes on one rank: replicas differ in the end; no rank holds the same piece of a sharded
+#: state.
 _ONE_RANK = {EXACT: HISTORY, FAST: HISTORY, SHARDED: LOSSES}
 _AT_THE_END = _everywhere(STATE)
 
@@ -204,7 +210,7 @@ MISTAKES: tuple[Mistake, ...] = (
         kind="norm",
         untried={SHARDED: NO_BUFFERS},
     ),
-    # in the broken run: data, randomness, what is told
+    # in the broken run: data, randomness, reports
     Mistake("all shards of a step draw the same dropout", "seeds_by_step_only", AFTER, _LOSSES),
     Mistake("the replacement has another seed", "has_an_heir_with_another_seed", AFTER, _LOSSES),
     Mistake("dropout is off", "leaves_dropout_off", ONCE, _LOSSES),

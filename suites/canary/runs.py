@@ -1,4 +1,7 @@
-"""Runs of the jobs of the canary: with a mistake of the runtime, or without."""
+"""Runs of the jobs of the canary, with or without a mistake of the runtime.
+
+-> suites/canary/wrong_jobs.py has the jobs and the mistakes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _CELLS: dict[str, dict[str, Any]] = {
     FAST: {"job": wrong_jobs.__file__, "reduction": "fast"},
     SHARDED: {"job": f"{wrong_jobs.__file__}:train_sharded"},
 }
-#: What would find corruption while it trains is off: what is left is what a verdict is made of.
+#: Detection of corruption is off during the training: only the checks of the verdict are left.
 _PLAN: dict[str, Any] = {
     "nodes": 2,
     "shards": 4,
@@ -28,16 +31,18 @@ _BROKEN: dict[str, Any] = {"faults": [Kill(rank=1, at_step=4)], "spares": 1}
 
 
 def run(chaos: Chaos, cell: str, mistake: Mistake | None = None, **more: Any) -> Outcome:
-    """Run the job of a cell, in whose workers the runtime makes a mistake, or none.
+    """Run the job of a cell, with a mistake of the runtime in its workers, or without.
 
-    One that the unbroken run makes, too, is tried without a fault, and compared with plain PyTorch. Else a rank is
-    killed and replaced, and the run is compared with its twin.
+    A mistake that the unbroken run has, too, is tried without a fault, and compared with plain
+    PyTorch. Otherwise a rank is killed and replaced, and the run is compared with its twin.
+
+    The outcome is returned, and its verdict is not asserted.
 
     Args:
-        more: of the plan.
+        more: further fields of the plan.
     """
     in_every_run = mistake is not None and mistake.when in (EVERY, END, LATE)
-    order(chaos.harness.directory, *((mistake.how, mistake.when) if mistake else ("", "")))
+    order(chaos.harness.directory, *((mistake.function, mistake.when) if mistake else ("", "")))
     options = {"kind": mistake.kind} if mistake is not None else {}
     plan = _PLAN | ({"steps": 10} if mistake is not None and mistake.when == LATE else {})
     plan |= (

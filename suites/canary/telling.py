@@ -1,4 +1,4 @@
-"""What a test of the canary tells of its mistake, for the table of ``chaoskit canary``."""
+"""Properties of a test of the canary, for the table of ``chaoskit canary``."""
 
 from __future__ import annotations
 
@@ -8,38 +8,44 @@ from chaoskit import Outcome, Verdict
 
 Record = Callable[[str, object], None]
 
-#: What is tried: a mistake, which must not pass; one that is known to pass; a change after which a run must pass.
+#: Kinds of trials: a mistake that must not pass; one that is known to pass; a change that must
+#: pass.
 MISTAKE, LIMIT, HARMLESS = "mistake", "limit", "harmless"
 
-#: Names of the properties of a test in JUnit XML begin so; ``chaoskit canary`` reads them.
+#: Prefix of the properties of a test in JUnit XML, which ``chaoskit canary`` reads.
 _PREFIX = "canary."
 
 
-def tell(
+def record_trial(
     record: Record,
-    what: str,
+    title: str,
     cell: str,
     outcome: Outcome,
     found_by: str = "",
     *,
     kind: str = MISTAKE,
 ) -> None:
-    """Have the report of a test name what was tried, in which cell, the check that found it, and the verdict.
+    """Record a trial in the report of its test: its cell, the check that found it, and the verdict.
 
     Args:
         record: pytest's ``record_property``.
-        found_by: the check, or why there is none; by default the first one that led to the verdict.
+        title: name of the mistake or change.
+        cell: cell of the matrix.
+        outcome: outcome of the run.
+        found_by: the check that should lead to the verdict; the first one that did is recorded if
+            it did not, or for "". For a limit, the reason why no check finds it.
+        kind: kind of the trial.
     """
-    led = [
+    leading = [
         check.name for check in outcome.checks if check.verdict == outcome.verdict != Verdict.PASSED
     ]
-    check = found_by if found_by in led or kind == LIMIT else ", ".join(led[:1])
-    told = {
-        "what": what,
+    check = found_by if found_by in leading or kind == LIMIT else ", ".join(leading[:1])
+    properties = {
+        "what": title,
         "cell": cell,
         "check": check,
         "verdict": outcome.verdict.value,
         "kind": kind,
     }
-    for name, value in told.items():
-        record(_PREFIX + name, value)
+    for name, text in properties.items():
+        record(_PREFIX + name, text)

@@ -1,4 +1,4 @@
-"""No mistake in what is written of a command's run ends as passed."""
+"""Tests that no mistake in the files of a command's run ends as passed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from chaoskit.suites.canary.command_damages import (
     COMMAND_DAMAGES,
     STEPS,
     CommandDamage,
-    Written,
+    RunFiles,
 )
-from chaoskit.suites.canary.telling import Record, tell
+from chaoskit.suites.canary.telling import Record, record_trial
 
 pytestmark = pytest.mark.costly
 
@@ -31,7 +31,10 @@ _Copy = Callable[[], Path]
 
 @pytest.fixture
 def copy_of_a_run(chaos: Chaos, tmp_path: Path) -> _Copy:
-    """A copy of the directory of one run of this session, in which rank 1 is killed, and both ranks come back."""
+    """Return a function that copies the directory of a run of this session.
+
+    Rank 1 is killed in that run, and both ranks come back.
+    """
 
     def copy() -> Path:
         if not _runs:
@@ -53,19 +56,19 @@ def test_a_mistake_in_what_is_written_does_not_pass(
     copy_of_a_run: _Copy, damage: CommandDamage, record_property: Record
 ) -> None:
     directory = copy_of_a_run()
-    written = Written(directory)
-    damage.change(written)
-    written.write()
+    files = RunFiles(directory)
+    damage.change(files)
+    files.write()
     outcome = judge_directory(directory)
-    tell(record_property, damage.name, "command", outcome)
+    record_trial(record_property, damage.name, "command", outcome)
     assert outcome.verdict == damage.verdict, outcome.reasons
 
 
 def test_what_is_written_anew_is_the_same(copy_of_a_run: _Copy) -> None:
-    """What is caught is the mistake, and not that files were changed."""
+    """The mistake is caught, and not the rewriting of files."""
     directory = copy_of_a_run()
     before = judge_directory(directory)
-    Written(directory).write()
+    RunFiles(directory).write()
     again = judge_directory(directory)
     assert again.verdict == before.verdict == Verdict.PASSED, again.reasons
     assert before.recoveries

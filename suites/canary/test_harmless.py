@@ -1,4 +1,4 @@
-"""What says nothing against a run changes no verdict."""
+"""Tests that harmless changes of a run change no verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chaoskit.suites.canary.harmless import IN_JOURNALS, IN_RUNS, Harmless, Othe
 from chaoskit.suites.canary.journals import Journals
 from chaoskit.suites.canary.mistakes import CELLS, EXACT
 from chaoskit.suites.canary.runs import run
-from chaoskit.suites.canary.telling import HARMLESS, Record, tell
+from chaoskit.suites.canary.telling import HARMLESS, Record, record_trial
 
 pytestmark = pytest.mark.costly
 
@@ -29,7 +29,7 @@ def test_a_harmless_change_of_journals_passes(
     assert journals.files != before
     journals.write()
     outcome = judge_directory(directory)
-    tell(record_property, harmless.name, cell, outcome, kind=HARMLESS)
+    record_trial(record_property, harmless.name, cell, outcome, kind=HARMLESS)
     assert outcome.verdict == Verdict.PASSED, outcome.reasons
 
 
@@ -38,5 +38,5 @@ def test_a_harmless_change_of_the_run_passes(
     chaos: Chaos, other: OtherRun, record_property: Record
 ) -> None:
     outcome = run(chaos, EXACT, **other.plan)
-    tell(record_property, other.name, EXACT, outcome, kind=HARMLESS)
+    record_trial(record_property, other.name, EXACT, outcome, kind=HARMLESS)
     assert outcome.verdict == Verdict.PASSED, outcome.reasons

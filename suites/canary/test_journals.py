@@ -1,4 +1,4 @@
-"""No mistake in what is written of a run ends as passed."""
+"""Tests that no mistake in the journals of a run ends as passed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chaoskit import Outcome, Verdict, judge_directory
 from chaoskit.suites.canary.damages import DAMAGES, Damage
 from chaoskit.suites.canary.journals import Journals
 from chaoskit.suites.canary.mistakes import CELLS
-from chaoskit.suites.canary.telling import Record, tell
+from chaoskit.suites.canary.telling import Record, record_trial
 
 pytestmark = pytest.mark.costly
 
@@ -29,13 +29,13 @@ def test_a_mistake_in_the_journals_does_not_pass(
     damage.change(journals)
     journals.write()
     outcome: Outcome = judge_directory(directory)
-    tell(record_property, damage.name, cell, outcome)
+    record_trial(record_property, damage.name, cell, outcome)
     assert outcome.verdict == damage.verdict, outcome.reasons
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_journals_that_are_written_anew_are_the_same(copy_of_a_run: _Copy, cell: str) -> None:
-    """What is caught is the mistake, and not that files were changed."""
+    """The mistake is caught, and not the rewriting of files."""
     directory = copy_of_a_run(cell)
     before = judge_directory(directory)
     Journals(directory).write()

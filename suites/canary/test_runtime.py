@@ -1,4 +1,4 @@
-"""No mistake of the runtime ends as passed, but for those of which the page says why."""
+"""Tests that no mistake of the runtime ends as passed, except those that the page explains."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from chaoskit import Chaos, Verdict
 from chaoskit.suites.canary.mistakes import CELLS, EXACT, FAST, MISTAKES, Mistake
 from chaoskit.suites.canary.runs import run
-from chaoskit.suites.canary.telling import LIMIT, Record, tell
+from chaoskit.suites.canary.telling import LIMIT, Record, record_trial
 
 
 def _cases(which: Callable[[Mistake], dict[str, str]]) -> dict[str, tuple[Mistake, str]]:
-    """Name of a case -> the mistake, and the cell."""
+    """Return name of a case -> the mistake, and the cell."""
     return {
-        f"{cell}-{mistake.when}-{mistake.how}": (mistake, cell)
+        f"{cell}-{mistake.when}-{mistake.function}": (mistake, cell)
         for mistake in MISTAKES
         for cell in which(mistake)
     }
@@ -38,10 +38,10 @@ def test_a_mistake_of_the_runtime_fails(chaos: Chaos, case: str, record_property
     mistake, cell = _FOUND[case]
     outcome = run(chaos, cell, mistake)
     check = mistake.found_by[cell]
-    tell(record_property, mistake.title, cell, outcome, check)
-    assert check in [one.name for one in outcome.checks if one.verdict == Verdict.FAILED], (
-        outcome.reasons
-    )
+    record_trial(record_property, mistake.title, cell, outcome, check)
+    assert check in [
+        result.name for result in outcome.checks if result.verdict == Verdict.FAILED
+    ], outcome.reasons
     assert outcome.verdict == Verdict.FAILED
 
 
@@ -49,10 +49,10 @@ def test_a_mistake_of_the_runtime_fails(chaos: Chaos, case: str, record_property
 def test_what_the_page_calls_unseen_is_not_seen(
     chaos: Chaos, case: str, record_property: Record
 ) -> None:
-    """Else it is to be entered with the check that finds it."""
+    """A mistake that is seen must be entered with the check that finds it."""
     mistake, cell = _UNSEEN[case]
     outcome = run(chaos, cell, mistake)
-    tell(record_property, mistake.title, cell, outcome, mistake.unseen[cell], kind=LIMIT)
+    record_trial(record_property, mistake.title, cell, outcome, mistake.unseen[cell], kind=LIMIT)
     assert outcome.verdict == Verdict.PASSED
 
 
@@ -60,6 +60,6 @@ def test_what_the_page_calls_unseen_is_not_seen(
     ("cell", "kind"), [*product(CELLS, ["sgd", "clip", "adam"]), (EXACT, "norm"), (FAST, "norm")]
 )
 def test_the_same_run_without_a_mistake_passes(chaos: Chaos, cell: str, kind: str) -> None:
-    """What fails is the mistake."""
+    """The mistake makes the run fail, and nothing else."""
     outcome = run(chaos, cell, options={"kind": kind}, reference="on")
     assert outcome.verdict == Verdict.PASSED, outcome.reasons

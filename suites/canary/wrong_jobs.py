@@ -1,6 +1,6 @@
-"""Jobs in whose workers the runtime makes a mistake: functions of the product are replaced in these processes.
+"""Jobs with a mistake of the runtime in their workers: functions are replaced in these processes.
 
-See :func:`chaoskit.suites.canary.wrong_worker.order` for which mistake, and when.
+:func:`chaoskit.suites.canary.wrong_worker.order` chooses the mistake and its time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BATCH = 24
 _RATE, _DECAY, _CLIP_NORM = 0.1, 0.05, 0.05
 _LARGEST_MANTISSA_BIT = 1 << 22
 
-# -- the job ------------------------------------------------------------------------------------------------------
+# -- the job ---------------------------------------------------------------------------------------
 
 
 def train(
@@ -37,18 +37,19 @@ def train(
     """Train a small model that every rank has whole.
 
     Args:
-        kind: what it has that a mistake can touch: ``sgd`` (with momentum and weight decay), ``clip`` (with a limit of
-            the gradient, too), ``adam``, or ``norm`` (running statistics).
-        step_s: time of a step.
-        lines: that each step prints.
-        waits: before step 1, until the spares are ready: a fault in a later step finds them.
+        kind: features that a mistake can touch: ``sgd`` (momentum and weight decay), ``clip`` (a
+            limit of the gradient, too), ``adam``, or ``norm`` (running statistics).
+        step_s: duration of a step, in seconds.
+        lines: number of lines that each step prints.
+        waits: wait before step 1 until the spares are ready, so that a fault in a later step finds
+            them.
     """
     torch.manual_seed(trainer.seed)
     _train(trainer, _model(kind), steps, kind, step_s, lines, waits=waits)
 
 
 def train_sharded(trainer: Any, *, steps: int, kind: str = "sgd", waits: bool = True) -> None:
-    """Train a model that is spread over the ranks (FSDP2)."""
+    """Train a model that is spread over the ranks (FSDP2), with options as in :func:`train`."""
     mesh = trainer.mesh()
     torch.manual_seed(trainer.seed)
     model = _model(kind)
@@ -65,11 +66,10 @@ def _train(
     trainer: Any, model: nn.Module, steps: int, kind: str, step_s: float, lines: int, *, waits: bool
 ) -> None:
     settings: dict[str, Any] = {"lr": _RATE, "momentum": 0.9}
-    adam = kind == "adam"
     parameters = list(model.parameters())
     optimizer: torch.optim.Optimizer = (
         torch.optim.AdamW(parameters, lr=0.01)
-        if adam
+        if kind == "adam"
         else torch.optim.SGD(parameters, weight_decay=_DECAY, **settings)
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.9)
@@ -95,7 +95,7 @@ def _train(
                 step.backward(nn.functional.mse_loss(model(shard.batch), target))
 
 
-# -- mistakes with gradients --------------------------------------------------------------------------------------
+# -- mistakes with gradients -----------------------------------------------------------------------
 
 
 def leaves_out_a_shard(worker: WrongWorker) -> None:
@@ -127,12 +127,13 @@ def never_clips(worker: WrongWorker) -> None:
 
 
 def _clip(worker: WrongWorker, limit: float | None) -> None:
+    """Clip gradients to another norm while the mistake is made; None does not clip."""
     owner = worker.trainer if worker.is_sharded else worker.trainer._committer
 
     def make(commit: Callable[..., None]) -> Callable[..., None]:
-        def wrong(*given: Any) -> None:
+        def wrong(*arguments: Any) -> None:
             owner._clip_norm = limit if worker.is_due else _CLIP_NORM
-            commit(*given)
+            commit(*arguments)
 
         return wrong
 
@@ -140,7 +141,10 @@ def _clip(worker: WrongWorker, limit: float | None) -> None:
 
 
 def rounds_gradients(worker: WrongWorker) -> None:
-    """To bfloat16, on one rank. Of a sharded job the part that it holds of the sum, else what it gives to it."""
+    """Round gradients to bfloat16 on one rank.
+
+    In a sharded job it is the rank's part of the sum, else its contribution to the sum.
+    """
 
     def narrow() -> None:
         if worker.is_due_on_one:
@@ -161,8 +165,8 @@ def rounds_gradients(worker: WrongWorker) -> None:
     worker.replace(worker.trainer, "_backward", make)
 
 
-def _remembering(worker: WrongWorker, use: Callable[[Tensor, Tensor], object]) -> None:
-    """``use`` is shown each gradient, and that of the step before."""
+def _with_gradients_before(worker: WrongWorker, use: Callable[[Tensor, Tensor], object]) -> None:
+    """Call ``use`` with each gradient, and that of the step before."""
     before: list[Tensor] = []
 
     def change() -> None:
@@ -176,11 +180,11 @@ def _remembering(worker: WrongWorker, use: Callable[[Tensor, Tensor], object]) -
 
 
 def uses_old_gradients(worker: WrongWorker) -> None:
-    _remembering(worker, lambda gradient, old: gradient.copy_(old))
+    _with_gradients_before(worker, lambda gradient, old: gradient.copy_(old))
 
 
 def adds_old_gradients(worker: WrongWorker) -> None:
-    _remembering(worker, lambda gradient, old: gradient.add_(old))
+    _with_gradients_before(worker, lambda gradient, old: gradient.add_(old))
 
 
 def flips_a_bit_of_a_gradient(worker: WrongWorker) -> None:
@@ -188,15 +192,16 @@ def flips_a_bit_of_a_gradient(worker: WrongWorker) -> None:
 
 
 def _flip(tensors: Iterable[Tensor]) -> None:
-    """One bit of the first number that this rank has of a tensor."""
+    """Flip a bit of the first number that this rank has of a tensor."""
     memory = next(tensor for tensor in tensors if tensor.numel() > 1).view(-1)[:1].view(torch.int32)
     memory.bitwise_xor_(torch.tensor([_LARGEST_MANTISSA_BIT], dtype=torch.int32))
 
 
-# -- mistakes of the update ---------------------------------------------------------------------------------------
+# -- mistakes of the update ------------------------------------------------------------------------
 
 
 def _skip(worker: WrongWorker, is_skipped: Callable[[], bool]) -> None:
+    """Leave out the update of each step for which ``is_skipped`` returns true."""
     worker.around_update(lambda advance: None if is_skipped() else advance())
 
 
@@ -227,13 +232,13 @@ def decays_weights_twice(worker: WrongWorker) -> None:
 
 def doubles_the_learning_rate(worker: WrongWorker) -> None:
     def make(step: Callable[..., Any]) -> Callable[..., Any]:
-        def wrong(*given: Any, **more: Any) -> Any:
+        def wrong(*arguments: Any, **options: Any) -> Any:
             group = worker.optimizer.param_groups[0]
             usual = group["lr"]
             group["lr"] = 2 * usual if worker.is_due else usual
-            found = step(*given, **more)
+            result = step(*arguments, **options)
             group["lr"] = usual
-            return found
+            return result
 
         return wrong
 
@@ -244,9 +249,9 @@ def halves_weights(worker: WrongWorker) -> None:
     _after(worker, lambda: [weight.mul_(0.5) for weight in worker.weights])
 
 
-def _after(worker: WrongWorker, change: Callable[[], object], *, one: bool = False) -> None:
+def _after(worker: WrongWorker, change: Callable[[], object], *, on_one_rank: bool = False) -> None:
     def wrong() -> None:
-        if worker.is_due_on_one if one else worker.is_due:
+        if worker.is_due_on_one if on_one_rank else worker.is_due:
             change()
 
     worker.after_update(wrong)
@@ -280,36 +285,36 @@ def forgets_one_momentum(worker: WrongWorker) -> None:
 
 
 def counts_steps_anew(worker: WrongWorker) -> None:
-    """The optimizer's own count of its steps, by which Adam corrects its moments."""
+    """Reset the optimizer's count of its steps, by which Adam corrects its moments."""
     _after(worker, lambda: [count.zero_() for count in worker.moments("step")])
 
 
 def flips_a_bit_of_a_weight(worker: WrongWorker) -> None:
-    _after(worker, lambda: _flip(worker.weights), one=True)
+    _after(worker, lambda: _flip(worker.weights), on_one_rank=True)
 
 
 def flips_a_bit_of_a_moment(worker: WrongWorker) -> None:
-    _after(worker, lambda: _flip(worker.moments("momentum_buffer", "exp_avg")), one=True)
+    _after(worker, lambda: _flip(worker.moments("momentum_buffer", "exp_avg")), on_one_rank=True)
 
 
 def loses_a_number(worker: WrongWorker) -> None:
-    """A weight is no number."""
+    """Make a weight NaN."""
     _after(worker, lambda: worker.weights[0].view(-1)[:1].fill_(float("nan")))
 
 
 def loses_a_moment(worker: WrongWorker) -> None:
-    """A number that the optimizer remembers is none."""
+    """Make a number of the optimizer's state NaN."""
     _after(
         worker,
         lambda: worker.moments("momentum_buffer", "exp_avg")[0].view(-1)[:1].fill_(float("nan")),
     )
 
 
-# -- mistakes of a restore ----------------------------------------------------------------------------------------
+# -- mistakes of a restore -------------------------------------------------------------------------
 
 
 def restores_the_first_weights(worker: WrongWorker) -> None:
-    """An older state, which is called the newest."""
+    """Restore an older state, and call it the newest."""
     worker.at_restore(
         lambda: [
             weight.copy_(old) for weight, old in zip(worker.weights, worker.first, strict=True)
@@ -322,7 +327,7 @@ def restores_narrow_weights(worker: WrongWorker) -> None:
 
 
 def restores_another_place(worker: WrongWorker) -> None:
-    """The rows of a tensor lie one place further."""
+    """Shift the rows of a restored tensor by one place."""
     worker.at_restore(lambda: [weight.copy_(weight.roll(1, 0)) for weight in worker.weights[:1]])
 
 
@@ -345,7 +350,7 @@ def restores_no_schedule(worker: WrongWorker) -> None:
 
 
 def restores_no_statistics(worker: WrongWorker) -> None:
-    """Running means and variances are those of a new model."""
+    """Restore the running means and variances of a new model."""
 
     def change() -> None:
         for name, memory in worker.state.buffers.committed.items():
@@ -356,12 +361,19 @@ def restores_no_statistics(worker: WrongWorker) -> None:
     worker.at_restore(change)
 
 
-# -- mistakes with data and randomness ----------------------------------------------------------------------------
+# -- mistakes with data and randomness -------------------------------------------------------------
 
 
 def _seed(
     worker: WrongWorker, change: Callable[[tuple[int, ...]], tuple[int, ...]], *, heir: bool = False
 ) -> None:
+    """Change the key from which the random numbers of a shard are seeded.
+
+    Args:
+        change: returns the key that is used in place of its argument.
+        heir: the mistake is made on the replacement only.
+    """
+
     def make(seed: Callable[..., None]) -> Callable[..., None]:
         def wrong(*key: int) -> None:
             due = worker.is_due_on_heir if heir else worker.is_due
@@ -396,13 +408,16 @@ def leaves_dropout_off(worker: WrongWorker) -> None:
 
 
 def computes_other_samples(worker: WrongWorker) -> None:
-    """Than it writes down."""
+    """Compute other samples than are recorded."""
 
     def make(fetch: Callable[..., Any]) -> Callable[..., Any]:
-        def wrong(dataset: Any, samples: list[int], *given: Any, **more: Any) -> Any:
+        def wrong(dataset: Any, samples: list[int], *arguments: Any, **options: Any) -> Any:
             due = worker.is_due
             return fetch(
-                dataset, [sample ^ 1 for sample in samples] if due else samples, *given, **more
+                dataset,
+                [sample ^ 1 for sample in samples] if due else samples,
+                *arguments,
+                **options,
             )
 
         return wrong
@@ -432,7 +447,7 @@ def deals_the_next_step(worker: WrongWorker) -> None:
 
 
 def deals_a_sample_twice(worker: WrongWorker) -> None:
-    """And another one never."""
+    """Use a sample twice, and another one never."""
 
     def deal(samples: Callable[..., list[int]], step: int, shard: int) -> list[int]:
         first, _, *others = samples(step, shard)
@@ -441,17 +456,17 @@ def deals_a_sample_twice(worker: WrongWorker) -> None:
     _deal(worker, deal)
 
 
-# -- mistakes in what is said -------------------------------------------------------------------------------------
+# -- mistakes in reports ---------------------------------------------------------------------------
 
 
 def tells_the_loss_before(worker: WrongWorker) -> None:
-    told: list[float] = []
+    last: list[float] = []
 
     def make(mean: Callable[..., float]) -> Callable[..., float]:
-        def wrong(*given: Any) -> float:
-            now = mean(*given)
-            before = told[-1] if told and worker.is_due else now
-            told[:] = [now]
+        def wrong(*arguments: Any) -> float:
+            now = mean(*arguments)
+            before = last[-1] if last and worker.is_due else now
+            last[:] = [now]
             return before
 
         return wrong
@@ -464,6 +479,6 @@ def mistakes() -> list[str]:
     """Return the names of all mistakes that can be ordered."""
     return [
         name
-        for name, one in globals().items()
-        if "worker" in getattr(one, "__annotations__", {}) and name[0] != "_"
+        for name, function in globals().items()
+        if "worker" in getattr(function, "__annotations__", {}) and name[0] != "_"
     ]

@@ -1,4 +1,7 @@
-"""What a mistake of the runtime is made of: functions of the product that are replaced in one worker, and when."""
+"""Means of a mistake of the runtime: functions that are replaced in one worker, and the time.
+
+-> suites/canary/wrong_jobs.py has the mistakes that use them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: When a mistake is made: in each step of every run; in each step after a recovery; in the first of them; in the last
-#: step of a run that has recovered; in the last step of every run; in that of every run that is longer than what is
-#: compared with plain PyTorch; when a state is taken over.
+#: Times of a mistake: in each step of every run; in each step after a recovery; in the first of
+#: them; in the last step of a run that has recovered; in the last step of every run; in that of
+#: every run that is longer than what is compared with plain PyTorch; when a state is taken over.
 EVERY, AFTER, ONCE, LAST, END, LATE, RESTORE = (
     "every",
     "after",
@@ -28,33 +31,39 @@ _FILE = "mistake.json"
 
 
 def order(runs: Path, mistake: str, when: str) -> None:
-    """Have the workers of the next runs in this directory make a mistake, until there is another order.
+    """Let the workers of the next runs in this directory make a mistake, until the next order.
 
-    It is a file beside the directories of the runs, and no option of the job: so all runs have one twin and one
-    reference, which are right. Plain PyTorch reads no such file.
+    The order is a file beside the directories of the runs, and no option of the job. All runs so
+    have the same twin and reference, which are right. Plain PyTorch reads no such file.
+
+    Args:
+        runs: directory of the harness, with the directories of its runs.
+        mistake: name of a function of :mod:`chaoskit.suites.canary.wrong_jobs`; "" for none.
+        when: one of the times of this module.
     """
     (runs / _FILE).write_text(json.dumps({"mistake": mistake, "when": when}))
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's memory of a tensor."""
+    """Return this rank's memory of a tensor."""
     with torch.no_grad():
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
 
 
-#: (module, name) -> the product's own function: a train function that is entered again replaces it again.
+#: (module, name) -> original function: a train function that is entered again replaces it again.
 _own: dict[tuple[str, str], Any] = {}
-#: The first membership of this process.
+#: Generation of the first membership of this process.
 _born: list[int] = []
 
 
 class WrongWorker:
-    """What mistakes replace functions of, and when they are made.
+    """Access of mistakes to the functions of a worker, and the time at which they are made.
 
     Attributes:
         first: the weights with which training begins, as this rank has them.
-        shard: that is computed.
-        mistake, when: as ordered; none where there is no order.
+        shard: index of the shard that is computed.
+        mistake: name of the ordered mistake; "" without an order.
+        when: time of the ordered mistake.
     """
 
     def __init__(
@@ -74,35 +83,35 @@ class WrongWorker:
         self.mistake, self.when = "", EVERY
         file = Path(trainer.disk).parents[2] / _FILE
         if trainer.worker != "reference" and file.is_file():
-            told = json.loads(file.read_text())
-            self.mistake, self.when = told["mistake"], told["when"]
+            ordered = json.loads(file.read_text())
+            self.mistake, self.when = ordered["mistake"], ordered["when"]
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the state is spread over the ranks."""
+        """True if the state is spread over the ranks."""
         return hasattr(self.trainer, "rehearses")
 
     @property
     def state(self) -> Any:
-        """What is registered."""
+        """The registered state."""
         return self.trainer.state if self.is_sharded else self.trainer.replica
 
     @property
     def generation(self) -> int:
-        """Of the membership in which this process trains; 0 in a rehearsal."""
+        """The membership in which this process trains; 0 in a rehearsal."""
         formation = self.trainer._formation
         return formation.plan.generation if formation is not None else 0
 
     @property
     def is_heir(self) -> bool:
-        """Whether this process has taken the place of another one."""
+        """True if this process has taken the place of another one."""
         if not _born and self.generation:
             _born.append(self.generation)
         return bool(_born) and _born[0] > 1
 
     @property
     def is_due(self) -> bool:
-        """Whether the mistake is made now."""
+        """True if the mistake is made now."""
         generation, step, _ = self.generation, self.trainer.step, self.is_heir
         if self.when in (EVERY, END, LATE):
             return generation > 0 and (self.when == EVERY or step == self._last)
@@ -116,28 +125,32 @@ class WrongWorker:
 
     @property
     def is_due_on_one(self) -> bool:
-        """The same on one rank only."""
+        """True if the mistake is made now, on rank 1 only."""
         return self.is_due and self.trainer.rank == 1
 
     @property
     def is_due_on_heir(self) -> bool:
-        """The same on the rank that was replaced only."""
+        """True if the mistake is made now, on the replacement only."""
         return self.is_due and self.is_heir
 
-    # -- what can be replaced -------------------------------------------------------------------------------------
+    # -- replacements ------------------------------------------------------------------------------
 
     @property
     def weights(self) -> list[Tensor]:
-        """Of this rank."""
+        """The weights in this rank's memory."""
         return [local(parameter) for parameter in self.model.parameters()]
 
     @property
     def gradients(self) -> list[Tensor]:
-        """What of the gradients is in this rank's memory."""
-        return [local(one.grad) for one in self.model.parameters() if one.grad is not None]
+        """The gradients in this rank's memory."""
+        return [
+            local(parameter.grad)
+            for parameter in self.model.parameters()
+            if parameter.grad is not None
+        ]
 
     def moments(self, *names: str) -> list[Tensor]:
-        """What the optimizer remembers of each tensor, under these names."""
+        """Return the optimizer's state of each tensor, under these names."""
         return [
             local(tensor)
             for path, tensor in self.state.optimizer_tensors()
@@ -145,15 +158,19 @@ class WrongWorker:
         ]
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Put ``make(function)`` in the place of a function of the product: of an object, or of a module."""
+        """Replace a function of an object or a module by ``make(function)``.
+
+        A function of a module that was replaced before is not wrapped again: ``make`` gets the
+        original.
+        """
         if not hasattr(owner, "__file__"):
             setattr(owner, name, make(getattr(owner, name)))
             return
-        own = _own.setdefault((owner.__name__, name), getattr(owner, name))
-        setattr(owner, name, make(own))
+        original = _own.setdefault((owner.__name__, name), getattr(owner, name))
+        setattr(owner, name, make(original))
 
     def around_update(self, change: Callable[[Callable[[], None]], None]) -> None:
-        """``change`` runs in the place of the step of optimizers and schedulers, which it is given."""
+        """Run ``change`` in place of the step of optimizers and schedulers, its argument."""
 
         def make(advance: Callable[[], None]) -> Callable[[], None]:
             def wrong() -> None:
@@ -165,7 +182,7 @@ class WrongWorker:
         self.replace(self.state, "advance", make)
 
     def before_update(self, change: Callable[[], object]) -> None:
-        """The gradients are reduced, and not used yet."""
+        """Run ``change`` when the gradients are reduced, and not used yet."""
 
         def wrong(advance: Callable[[], None]) -> None:
             change()
@@ -174,7 +191,7 @@ class WrongWorker:
         self.around_update(wrong)
 
     def after_update(self, change: Callable[[], object]) -> None:
-        """The weights are new, and no other process has seen them."""
+        """Run ``change`` when the weights are new, and no other process has read them."""
 
         def wrong(advance: Callable[[], None]) -> None:
             advance()
@@ -183,7 +200,10 @@ class WrongWorker:
         self.around_update(wrong)
 
     def at_restore(self, change: Callable[[], object]) -> None:
-        """The state was taken over from another process, or from copies."""
+        """Run ``change`` when the state was taken over from another process, or from copies.
+
+        In a sharded job, whose train function is entered again after a loss, it runs at once then.
+        """
         if self.is_sharded:
             if self.generation > 1:
                 with torch.no_grad():
@@ -191,8 +211,8 @@ class WrongWorker:
             return
 
         def make(pull: Callable[..., Any]) -> Callable[..., Any]:
-            def wrong(*given: Any, **more: Any) -> Any:
-                pulled = pull(*given, **more)
+            def wrong(*arguments: Any, **options: Any) -> Any:
+                pulled = pull(*arguments, **options)
                 with torch.no_grad():
                     change()
                 return pulled
@@ -202,7 +222,7 @@ class WrongWorker:
         self.replace(self.module, "pull", make)
 
     def scale_gradient(self, factor: Callable[[], float]) -> None:
-        """The gradient of a shard is another one; its loss, which is written down, is right."""
+        """Scale the gradient of a shard, but not its loss, which is recorded."""
 
         def make(backward: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
             return lambda loss: backward(loss.detach() + (loss - loss.detach()) * factor())
@@ -211,5 +231,5 @@ class WrongWorker:
 
     @property
     def module(self) -> Any:
-        """Of the trainer."""
+        """The module of the trainer."""
         return sys.modules[type(self.trainer).__module__]

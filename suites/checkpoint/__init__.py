@@ -1,1 +1,1 @@
-"""Checkpoints that are damaged, lost or poisoned: no training is ever begun from such a state."""
+"""Tests of checkpoints that are damaged, lost or poisoned: no training begins from such a state."""

@@ -1,4 +1,7 @@
-"""Runs whose copies are struck, and what their journals must say."""
+"""Runs in which copies are struck, and expectations on their journals.
+
+-> suites/checkpoint/jobs.py has the job that waits for complete copies.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from chaoskit.suites.goals import JournalFlag
 
 AT = 8  # the step in which faults strike
 TINY: dict[str, Any] = {"size": "tiny"}
-#: Jobs whose state is in pieces: each piece once, and each piece twice.
+#: Jobs with the state in pieces: each piece once, and each piece twice.
 SHARDED: dict[str, dict[str, Any]] = {"fsdp": TINY, "hsdp": TINY | {"replicas": 2}}
 
 
-#: In a run of this job all copies of the state before step ``AT`` are complete when faults strike in that step.
+#: Job that waits in step ``AT`` until all copies are complete, before faults strike in that step.
 COPIED = f"{Path(__file__).with_name('jobs.py')}:copied"
 
 
@@ -28,11 +31,15 @@ def sharded(
     goal: JournalFlag | None = None,
     **plan: Any,
 ) -> Outcome:
-    """A sharded job on four nodes that ends with the twin's bits; one step may be lost.
+    """Run a sharded job on four nodes, which must end with the twin's bits.
+
+    One step may be lost for each fault, unless ``plan`` says otherwise. Return the outcome.
 
     Args:
-        copied: see ``COPIED``.
-        goal: of an open-ended run, which goes on until it is reached.
+        job: ``fsdp``, or ``hsdp`` for pieces that two ranks hold.
+        copied: run the job ``COPIED``.
+        goal: goal of an open-ended run.
+        plan: further fields of the plan.
     """
     settings = _copied(job, plan) if copied else {"job": "fsdp", **_settings(job, plan)}
     if goal is not None:
@@ -44,7 +51,10 @@ def sharded(
 
 
 def ends(chaos: Chaos, *faults: Fault, job: str = "fsdp", **plan: Any) -> Outcome:
-    """A sharded job that cannot go on. The run's own verdict is not asked: that it ends well is not promised."""
+    """Run the job ``COPIED`` where it may be unable to go on, and return its outcome.
+
+    The verdict of the run is ignored: a good end is not promised.
+    """
     return chaos.harness.run(faults=list(faults), twin=False, **chaos.limits | _copied(job, plan))
 
 
@@ -65,23 +75,23 @@ def _settings(job: str, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def copied_again(chaos: Chaos) -> JournalFlag:
-    """The goal of a run in which pieces lacked copies, and have them again."""
-    seen: list[Record] = []
+    """Return the goal of a run in which pieces lacked copies, and have them again."""
+    records: list[Record] = []
 
     def are_copied(record: Record) -> bool:
-        seen.append(record)
-        found = (
-            windows(sorted(seen, key=lambda one: one.t_ns), 1)
+        records.append(record)
+        exposures = (
+            windows(sorted(records, key=lambda earlier: earlier.t_ns), 1)
             if record.event == "protected"
             else []
         )
-        return bool(found) and found[-1].ended_ns is not None
+        return bool(exposures) and exposures[-1].ended_ns is not None
 
     return JournalFlag(chaos, are_copied)
 
 
 def all_copied(chaos: Chaos, nodes: int) -> JournalFlag:
-    """The goal of a run in which the pieces of so many nodes have their copies."""
+    """Return the goal of a run in which the pieces of as many workers as ``nodes`` have copies."""
     owners: set[str] = set()
 
     def are_copied(record: Record) -> bool:
@@ -92,7 +102,10 @@ def all_copied(chaos: Chaos, nodes: int) -> JournalFlag:
 
 
 def uploaded_after(chaos: Chaos | Harness, event: str) -> JournalFlag:
-    """The goal that a snapshot was uploaded after this event, and of a later step if that tells of one."""
+    """Return the goal that a snapshot is uploaded after this event.
+
+    It must be of a later step than that of the event, if the event has one.
+    """
     since: list[Record] = []
     uploads: list[Record] = []
 
@@ -100,25 +113,24 @@ def uploaded_after(chaos: Chaos | Harness, event: str) -> JournalFlag:
         since.extend([record] if record.event == event else [])
         uploads.extend([record] if record.event == "saved" and record["tier"] == "remote" else [])
         return any(
-            up.t_ns > one.t_ns and up["step"] > one.get("step", -1)
-            for one in since
-            for up in uploads
+            upload.t_ns > begin.t_ns and upload["step"] > begin.get("step", -1)
+            for begin in since
+            for upload in uploads
         )
 
     return JournalFlag(chaos, is_uploaded)
 
 
 def damaged(outcome: Outcome) -> set[str]:
-    """First digits of the checksums that damaged copies had, as the nodes read them back."""
-    told = [evidence.observed for fault in outcome.faults for evidence in fault.evidence]
-    return {part.split()[0].rstrip(";") for text in told for part in text.split(", now ")[1:]}
+    """Return the first digits of the checksums of damaged copies, as the nodes read them back."""
+    texts = [evidence.observed for fault in outcome.faults for evidence in fault.evidence]
+    return {part.split()[0].rstrip(";") for text in texts for part in text.split(", now ")[1:]}
 
 
 def no_damaged_copy_was_taken(outcome: Outcome) -> None:
-    """Each copy that was restored has the checksum with which it was sealed, and none of the damaged ones."""
-    taken = {record["checksum"] for record in outcome.records("restored")} - {
-        ""
-    }  # none: from a live replica
+    """Assert that each restored copy has the checksum of its seal, and none is damaged."""
+    # "" stands for a live replica
+    taken = {record["checksum"] for record in outcome.records("restored")} - {""}
     assert taken
     assert taken <= {record["checksum"] for record in outcome.records("sealed")}
     assert not [checksum for checksum in taken if checksum[:8] in damaged(outcome)]

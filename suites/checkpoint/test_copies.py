@@ -1,4 +1,10 @@
-"""Copies in memory that are damaged, dropped or poisoned: none is ever taken over; training goes on while it can."""
+"""Tests of copies in memory that are damaged, dropped or poisoned.
+
+None of them is ever taken over; training goes on while it can.
+
+-> checkpoint/layout/seal.py: when a copy is valid; coordinator/membership/copy_search.py: which
+copy serves.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +30,19 @@ LOST = "every replica was lost"
 
 
 def restored_step(outcome: Outcome) -> int:
-    """The one step from which all ranks go on."""
+    """Return the step from which all ranks go on."""
     restored = outcome.records("restored")
-    last = max(
-        record["generation"] for record in restored
-    )  # in one before, some may have read what others could not
+    last = max(record["generation"] for record in restored)  # others may be partial
     (step,) = {record["step"] for record in restored if record["generation"] == last}
     return int(step)
 
 
 def quarantined(outcome: Outcome) -> set[int]:
-    """The steps of the copies that failed."""
+    """Return the steps of the copies that failed."""
     return {int(record["step"]) for record in outcome.records("quarantined")}
 
 
-# -- damage ---------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow(tier="peer")
@@ -53,7 +57,7 @@ def quarantined(outcome: Outcome) -> set[int]:
 @JOBS
 @pytest.mark.parametrize("tier", ["memory", "peer"])
 def test_the_other_copy_serves(chaos: Chaos, job: str, tier: str) -> None:
-    """One of two copies is damaged: a rank that tries it goes on to the other."""
+    """A rank that tries the damaged one of two copies goes on to the other."""
     faults = [CorruptReplica(rank=2, at_step=AT, tier=tier), Kill(rank=2, at_step=AT)]
     outcome = sharded(chaos, *faults, job=job, copied=True)
     no_damaged_copy_was_taken(outcome)
@@ -64,7 +68,7 @@ def test_the_other_copy_serves(chaos: Chaos, job: str, tier: str) -> None:
 @pytest.mark.promise("`seal` the checksum by which a copy is known to be complete", how="seal")
 @pytest.mark.parametrize("how", ["page", "index", "seal"])
 def test_no_good_copy_of_the_newest_step(chaos: Chaos, how: str) -> None:
-    """Both copies are damaged: those that fail are quarantined, and all ranks go back to the step before."""
+    """Both copies are damaged and quarantined, and all ranks go back to the step before."""
     faults = [CorruptReplica(rank=2, at_step=AT, tier="both", how=how), Kill(rank=2, at_step=AT)]
     outcome = sharded(chaos, *faults, copied=True)
     no_damaged_copy_was_taken(outcome)
@@ -83,7 +87,7 @@ def test_a_replica_of_the_piece_serves(chaos: Chaos) -> None:
 
 @pytest.mark.promise("A copy whose checksum is not the sealed one is never trained on.")
 def test_no_good_copy_at_all(chaos: Chaos) -> None:
-    """The job ends, with the reason; it does not train on from what is damaged."""
+    """The job ends, with the reason; it does not train on from damaged copies."""
     faults = [CorruptReplica(rank=2, at_step=AT, tier="both", older=True), Kill(rank=2, at_step=AT)]
     outcome = ends(chaos, *faults)
     assert any(LOST in reason for reason in outcome.reasons)
@@ -101,7 +105,7 @@ def test_no_good_copy_at_all(chaos: Chaos) -> None:
 @pytest.mark.parametrize("how", ["bit", "index"])
 @pytest.mark.parametrize("copies", ["every_step", "affordable"])
 def test_a_damaged_replica(chaos: Chaos, job: str, how: str, copies: str) -> None:
-    """Every worker is lost when one of the copies that the agents have made is damaged: none reads it."""
+    """Every worker is lost when a copy of an agent is damaged: no worker reads that copy."""
     faults = [
         CorruptReplica(rank=0, at_step=AT, how=how),
         *(Kill(rank=rank, at_step=AT, phase="reduce") for rank in range(4)),
@@ -118,7 +122,7 @@ def test_a_damaged_replica(chaos: Chaos, job: str, how: str, copies: str) -> Non
     no_damaged_copy_was_taken(outcome)
 
 
-# -- loss -----------------------------------------------------------------------------------------------------------
+# -- loss ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -127,22 +131,25 @@ def test_a_damaged_replica(chaos: Chaos, job: str, how: str, copies: str) -> Non
 )
 @JOBS
 def test_partners_that_drop_their_copies_get_them_again(chaos: Chaos, job: str) -> None:
-    """No rank is given up, no step is lost. Until the copies are there the state does not count as safe."""
+    """No rank is given up, no step is lost.
+
+    The state does not count as safe until the copies exist again.
+    """
     outcome = sharded(chaos, LosePeerCopy(rank=1, at_step=AT), job=job, goal=copied_again(chaos))
     assert outcome.lost_steps == 0
     assert outcome.records("detected") == []
-    told = [
+    events = [
         record.event
         for record in outcome.records("exposed", "protected")
         if record["piece"] == 1 % (4 if job == "fsdp" else 2)
     ]
-    assert "protected" in told[told.index("exposed") :]
+    assert "protected" in events[events.index("exposed") :]
 
 
 @pytest.mark.promise("the nodes that had copies are asked for them, and have none", job="hsdp")
 @JOBS
 def test_a_rank_whose_partners_have_nothing(chaos: Chaos, job: str) -> None:
-    """Its own node's copy is there, or the one that its partners got again meanwhile."""
+    """The copy of its own node serves, or a copy that its partners got again meanwhile."""
     outcome = sharded(
         chaos, LosePeerCopy(rank=1, at_step=AT), Kill(rank=1, at_step=AT), job=job, copied=True
     )
@@ -152,17 +159,17 @@ def test_a_rank_whose_partners_have_nothing(chaos: Chaos, job: str) -> None:
 @pytest.mark.slow
 @pytest.mark.promise("With a `Kill` of the rank nothing of its piece is left.")
 def test_both_copies_at_once(chaos: Chaos) -> None:
-    """Nothing in memory has the piece, and there is no other tier."""
+    """No memory has the piece, and there is no other tier."""
     outcome = ends(chaos, LosePeerCopy(rank=1, at_step=AT, own=True), Kill(rank=1, at_step=AT))
     assert any(LOST in reason for reason in outcome.reasons)
 
 
 def test_both_copies_at_once_and_a_replica(chaos: Chaos) -> None:
-    """HSDP: the other rank with this piece has its own."""
+    """HSDP: the other rank with this piece has copies of its own."""
     sharded(chaos, LosePeerCopy(rank=1, at_step=AT, own=True), Kill(rank=1, at_step=AT), job="hsdp")
 
 
-# -- poison ---------------------------------------------------------------------------------------------------------
+# -- poison ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -174,9 +181,10 @@ def test_both_copies_at_once_and_a_replica(chaos: Chaos) -> None:
 @JOBS
 @pytest.mark.parametrize(("where", "steps"), [("weight", 1), ("optimizer", 2)])
 def test_a_poisoned_state_is_not_published(chaos: Chaos, job: str, where: str, steps: int) -> None:
-    """The rank is found one or two steps later, and all go back to the last state that was sound.
+    """The rank is found one or two steps later, and all go back to the last sound state.
 
-    With HSDP the rank that holds the same piece has it sound, and shows that they differ in the next step.
+    With HSDP the rank that holds the same piece has it sound, and shows that they differ in the
+    next step.
     """
     fault = PoisonSnapshot(rank=2, at_step=AT, parameter="head.weight", where=where)
     outcome = sharded(chaos, fault, job=job, max_lost_steps=steps)
@@ -195,7 +203,7 @@ def test_a_poisoned_state_is_not_published(chaos: Chaos, job: str, where: str, s
 )
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_poisoned_replica(chaos: Chaos, rank: int) -> None:
-    """Others have the state, so no step is lost; its own node keeps no copy of it."""
+    """Other ranks have the state, so no step is lost; its own node keeps no copy of it."""
     fault = PoisonSnapshot(rank=rank, at_step=AT, parameter="head.weight")
     plan: dict[str, Any] = {
         "nodes": 4,
@@ -214,7 +222,4 @@ def test_a_poisoned_replica(chaos: Chaos, rank: int) -> None:
         if record["worker"] == struck
     }
     assert failed
-    assert failed <= {
-        "Poisoned",
-        "Torn",
-    }  # the latter where the rank was found out while it was copied
+    assert failed <= {"Poisoned", "Torn"}  # Torn: the rank was found during the copy

@@ -1,7 +1,10 @@
-"""The crash matrix: a node dies between any two acts by which a state is copied or stored, in any tier, of any job.
+"""Crash matrix: a node dies between any two acts that copy or store a state.
 
-Whatever was half made counts nowhere: training goes on with the bits of the unbroken run, no tier shows a copy that is
-not whole, and when every node is lost afterwards, the job goes on from what is stored.
+The matrix has all tiers and kinds of jobs. Half-made copies count nowhere. Training goes on with
+the bits of the unbroken run, and no tier shows an incomplete copy. When every node is lost
+afterwards, the job goes on from what is stored.
+
+-> checkpoint/layout/boundaries.py lists the boundaries; faults/storage/torn.py kills at one.
 """
 
 from __future__ import annotations
@@ -18,14 +21,11 @@ from chaoskit.faults import Fault, ReplaceNode, TornWrite
 from chaoskit.suites.checkpoint.expect import uploaded_after
 from chaoskit.suites.recovery.expect import STEADY
 
-AT = 8  # steps are stored each 5th time; so many are enough for every boundary to be reached soon after this one
+AT = 8  # each 5th step is stored: every boundary is reached soon after this one
 EVERY, STEPS, NODES = 5, 40, 3
-LOST = {
-    "gpt": 0,
-    "fsdp": 1,
-    STEADY: 0,
-}  # committed steps that the death of a node may cost, if no copy was dropped
-DROPPED = 8  # as many times, where a busy machine dropped copies: one step that all have is kept for so long
+#: Committed steps that the death of a node may cost, if no copy was dropped.
+LOST = {"gpt": 0, "fsdp": 1, STEADY: 0}
+DROPPED = 8  # factor if a busy machine dropped copies: the last complete step is kept for so long
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpt": {"shards": 4, "options": {"size": "tiny", "schedule_steps": STEPS}},
     "fsdp": {"shards": 3, "options": {"size": "tiny", "batch": 6, "schedule_steps": STEPS}},
@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def tiers(directory: Path) -> dict[str, Any]:
-    """Settings of a run whose every tier has so little room that something is deleted soon."""
+    """Return settings of tiers that have so little room that something is deleted soon."""
     return {
         "disk": {"target": str(directory / "disk"), "every_steps": EVERY, "keep_last": 2},
         "remote": {"target": f"file://{directory}/remote", "every_steps": EVERY, "keep_last": 1},
@@ -44,9 +44,9 @@ def tiers(directory: Path) -> dict[str, Any]:
 def run(
     chaos: Chaos, directory: Path, job: str, *faults: Fault, after: str = "evidence", **plan: Any
 ) -> Outcome:
-    """A run that loses no more than one may, with the bits of the twin; afterwards, no tier shows what is not whole.
+    """Run a job that may lose no more than allowed, with the twin's bits and only complete copies.
 
-    It goes on until something is uploaded ``after`` this event.
+    It goes on until a snapshot is uploaded ``after`` this event.
     """
     goal = uploaded_after(chaos, after)
     plan |= {"until": goal.until, "watch": goal, "deadline_s": 240.0}
@@ -56,10 +56,8 @@ def run(
         "steps": STEPS,
         "max_lost_steps": DROPPED * LOST[job],
     }
-    settings["copies"] = "every_step"  # so that the boundaries of a copy are reached in each step
-    settings["lease_beats"] = (
-        20  # uploads and deaths are not to be mistaken for silence on a machine that is busy
-    )
+    settings["copies"] = "every_step"  # each step reaches the boundaries of a copy
+    settings["lease_beats"] = 20  # a busy machine must not look silent during uploads and deaths
     outcome = chaos.run(job, faults=faults, **settings | OPTIONS[job] | tiers(directory) | plan)
     outcome.assert_same_losses_as_twin()
     if "max_lost_steps" not in plan and not outcome.records("copy_failed"):
@@ -127,7 +125,7 @@ def test_within_a_save(chaos: Chaos, tmp_path: Path, boundary: str, job: str) ->
 )
 @pytest.mark.parametrize("boundary", ["write", "sync"])
 def test_within_a_part_of_a_save(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
-    """A snapshot does not wait for ever for the part of a node that is gone: its save fails, later ones are made."""
+    """A save fails if the part of a lost node never comes, and later ones are made."""
     fault = TornWrite(rank=2, at_step=AT, boundary=boundary)
     outcome = run(chaos, tmp_path, STEADY, fault, after="save_failed")
     failed = [
@@ -144,8 +142,11 @@ def test_within_a_part_of_a_save(chaos: Chaos, tmp_path: Path, boundary: str) ->
 )
 @pytest.mark.parametrize("boundary", [*boundaries.BOUNDARIES, *boundaries.REMOTE])
 def test_every_node_is_lost_after_a_torn_save(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
-    """One of the nodes in the middle of a save, the others some steps later: the newest whole snapshot is restored."""
-    late = 60  # a save that the torn one has delayed, and that a machine that is busy makes slowly, is whole by then
+    """The newest complete snapshot is restored after all nodes are lost.
+
+    One node is lost in the middle of a save, the others some steps later.
+    """
+    late = 60  # a save that the torn one has delayed is complete by then, even on a busy machine
     lost = [ReplaceNode(rank=rank, at_step=late) for rank in range(NODES - 1)]
     fault = TornWrite(rank=0, at_step=AT, boundary=boundary)
     outcome = run(

@@ -1,4 +1,7 @@
-"""Exposure: for how long a sharded job lacks copies after a fault, until which another loss may be fatal."""
+"""Tests of exposure: the time for which a sharded job lacks copies after a fault.
+
+Another loss during that time may be fatal.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ pytestmark = pytest.mark.costly
 
 def the_exposure(outcome: Outcome, fault: Fault) -> Any:
     """Return the only exposure, which the fault has caused, and which has ended."""
-    (found,) = outcome.exposures
-    assert found.fault == str(fault)
-    assert found.seconds is not None
-    return found
+    (exposure,) = outcome.exposures
+    assert exposure.fault == str(fault)
+    assert exposure.seconds is not None
+    return exposure
 
 
 def test_none_without_a_fault(chaos: Chaos) -> None:
@@ -32,31 +35,31 @@ def test_none_without_a_fault(chaos: Chaos) -> None:
 )
 @pytest.mark.parametrize("job", SHARDED)
 def test_after_the_loss_of_a_rank(chaos: Chaos, job: str) -> None:
-    """It ends, and no later than the redundancy of the job is restored."""
+    """The exposure ends before the redundancy of the job is restored, or with it."""
     fault = Kill(rank=2, at_step=AT)
     outcome = sharded(chaos, fault, job=job, goal=copied_again(chaos))
-    found = the_exposure(outcome, fault)
-    assert found.seconds is not None
-    assert found.seconds > 0
-    # if the new spare was ready in time
+    exposure = the_exposure(outcome, fault)
+    assert exposure.seconds is not None
+    assert exposure.seconds > 0
+    # the span exists only if the new spare was ready in time
     restored = [span for span in outcome.recovery.spans if span.name == "redundancy restored"]
-    assert all(span.end_s >= found.begun_s + found.seconds - 1e-6 for span in restored)
+    assert all(span.end_s >= exposure.begun_s + exposure.seconds - 1e-6 for span in restored)
 
 
 @pytest.mark.slow
 @pytest.mark.promise("`outcome.exposures` says for how long pieces lacked copies after a fault")
 def test_after_the_loss_of_a_node(chaos: Chaos) -> None:
-    """The node was a partner, too: the piece that it kept for another one is copied elsewhere."""
+    """The node was a partner, too: the piece that it kept for another is copied elsewhere."""
     fault = KillNode(rank=2, at_step=AT)
     the_exposure(sharded(chaos, fault, goal=copied_again(chaos)), fault)
 
 
 @pytest.mark.slow
-@pytest.mark.promise("the owner is told at once (`lost`), and sends what it has again")
+@pytest.mark.promise("the owner is told at once (`on_lost`), and sends what it has again")
 def test_after_the_loss_of_copies_alone(chaos: Chaos) -> None:
-    """The owner sends again what it still has: that waits for no recovery, and for no step."""
+    """The owner sends its copy again, without a recovery and without a step."""
     fault = LosePeerCopy(rank=2, at_step=AT)
     outcome = sharded(chaos, fault, goal=copied_again(chaos))
-    found = the_exposure(outcome, fault)
-    assert found.pieces == [2]
+    exposure = the_exposure(outcome, fault)
+    assert exposure.pieces == [2]
     assert outcome.recoveries == []

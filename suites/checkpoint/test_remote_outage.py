@@ -1,4 +1,9 @@
-"""A store that is out for a while: training does not notice, and uploads go on when it is back."""
+"""Tests of a store that is out for a while.
+
+Training goes on, and uploads continue when the store is back.
+
+-> checkpoint/remote/uploader.py tries the uploads again.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ def store() -> Iterator[S3Server]:
 
 @pytest.fixture(scope="module")
 def harness() -> Iterator[Harness]:
-    """On a substrate of its own: its processes find credentials in their environment."""
+    """Yield a harness on a substrate of its own, with credentials for its processes."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "any")
@@ -43,13 +48,13 @@ def harness() -> Iterator[Harness]:
 
 
 def run(harness: Harness, store: S3Server, bucket: str, disk: Path, **plan: Any) -> Outcome:
-    """A run that uploads what it stores."""
+    """Run a job that uploads what it stores."""
     return harness.run(
         STEADY,
         nodes=2,
         spares=0,
         options={"step_s": 0.04},
-        lease_beats=20,  # uploads and the store itself take CPU time, of which a small machine has none to spare
+        lease_beats=20,  # uploads and the store take CPU time, which a small machine lacks
         disk={"target": str(disk), "every_steps": EVERY},
         remote={"target": f"s3://{bucket}/job", "endpoint": store.url, "every_steps": EVERY},
         **plan,
@@ -60,9 +65,8 @@ def run(harness: Harness, store: S3Server, bucket: str, disk: Path, **plan: Any)
 @pytest.mark.promise(
     "uploads are tried again until the store is back; training goes on", mode="refuse"
 )
-@pytest.mark.parametrize(
-    "mode", sorted({*MODES} - {"stall"})
-)  # a request is given up after half a minute
+# a stalled request is given up only after half a minute
+@pytest.mark.parametrize("mode", sorted({*MODES} - {"stall"}))
 def test_what_is_stored_meanwhile_is_uploaded_when_the_store_is_back(
     harness: Harness, store: S3Server, tmp_path: Path, mode: str
 ) -> None:
@@ -79,9 +83,8 @@ def test_what_is_stored_meanwhile_is_uploaded_when_the_store_is_back(
     uploaded = [record for record in outcome.records("saved") if record["tier"] == "remote"]
     assert any(record.t_ns > healed_ns for record in uploaded)
     newest = _newest(store, bucket)
-    assert newest >= max(
-        record["step"] for record in uploaded
-    )  # the last one may have ended with the job
+    # the last upload may have ended with the job
+    assert newest >= max(record["step"] for record in uploaded)
     resumed = run(
         harness, store, bucket, tmp_path / "second", steps=newest + 3, resume=True, twin=False
     )
@@ -92,7 +95,7 @@ def test_what_is_stored_meanwhile_is_uploaded_when_the_store_is_back(
 
 
 def _newest(store: S3Server, bucket: str) -> int:
-    """The step of the newest snapshot in the store, all of whose bytes are right."""
+    """Return the step of the newest snapshot in the store, after verifying its bytes."""
     tier = RemoteTier(f"s3://{bucket}/job", storage_options=store.options())
     name = tier.names()[0]
     tier.open(name).verify()

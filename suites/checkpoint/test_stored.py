@@ -1,4 +1,7 @@
-"""Snapshots that are damaged after they were stored, and disks that fail while they are."""
+"""Tests of stored snapshots that are damaged, and of disks that fail during a save.
+
+-> checkpoint/disk/tier.py quarantines a damaged snapshot; daemon/saving.py bears a failed save.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,20 @@ from chaoskit import Chaos
 from chaoskit.checkpoint import DiskTier
 from chaoskit.checkpoint.disk.names import parse_name
 from chaoskit.faults import CorruptFile, DiskError, DiskFull, ReadOnlyDisk, ReplaceNode, SlowDisk
-from chaoskit.faults.storage.disk import DiskFault
 from chaoskit.faults.storage.stored import HOWS
 
 NODES = 2
 EVERY = 12
 LATE = 28
 STEPS = 40
-#: Jobs whose state is on every rank, or in pieces. They wait until what is damaged, and what is left, is stored.
+#: Jobs with the state on every rank, or in pieces. They wait until all snapshots of the test are
+#: stored.
 JOBS = {"replicas": "stored", "pieces": "copied"}
-SNAPSHOTS = {
-    "22": [EVERY],
-    str(LATE): [EVERY, 2 * EVERY],
-    "38": [3 * EVERY],
-}  # one is written after the other
+SNAPSHOTS = {"22": [EVERY], str(LATE): [EVERY, 2 * EVERY], "38": [3 * EVERY]}  # one by one
 
 
 def lose_all(at_step: int) -> list[ReplaceNode]:
-    """Every node is lost with all that is in memory; empty ones come in their places."""
+    """Return faults that replace every node by an empty one."""
     return [ReplaceNode(rank=rank, at_step=at_step) for rank in range(NODES)]
 
 
@@ -48,7 +47,10 @@ def lose_all(at_step: int) -> list[ReplaceNode]:
 def test_a_damaged_snapshot_is_never_loaded(
     chaos: Chaos, tmp_path: Path, job: str, how: str
 ) -> None:
-    """With every node lost, the job goes on from the one before; the journal says what was lost, and why."""
+    """The job goes on from the snapshot before the damaged one, with every node lost.
+
+    The journal has the damage and its reason.
+    """
     stored = DiskTier(tmp_path / "stored")
     outcome = chaos.run(
         f"{Path(__file__).with_name('jobs.py')}:{JOBS[job]}",
@@ -85,12 +87,15 @@ def test_a_damaged_snapshot_is_never_loaded(
 @pytest.mark.parametrize("rank", range(NODES))
 @pytest.mark.parametrize("kind", [DiskFull, DiskError, ReadOnlyDisk, SlowDisk])
 def test_a_disk_that_fails_a_save_ends_no_training(
-    chaos: Chaos, tmp_path: Path, kind: type[DiskFault], rank: int
+    chaos: Chaos,
+    tmp_path: Path,
+    kind: type[DiskFull | DiskError | ReadOnlyDisk | SlowDisk],
+    rank: int,
 ) -> None:
-    """Snapshots that were there stay whole; once the disk is well the next ones are stored, and good for a restore.
+    """Older snapshots stay whole, and the next ones are stored once the disk is well.
 
-    The job waits at step 60 until the disk is well, and at step 95 until the snapshot of that step is stored; all nodes
-    are lost before the next one is due.
+    The job waits at step 60 until the disk is well, and at step 95 until the snapshot of that step
+    is stored; all nodes are lost before the next one is due.
     """
     if reason := kind.unavailable():
         pytest.skip(reason)

@@ -1,4 +1,7 @@
-"""Machines lose their power, and the API server stops: where commands are named that do that (``LEVERS``)."""
+"""Tests of machines without power and a stopped API server.
+
+They need commands that do this (``LEVERS``).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ pytestmark = [pytest.mark.chaos(substrate="kubernetes"), pytest.mark.slow]
 
 
 def needs(kind: type[Fault]) -> pytest.MarkDecorator:
-    """Skip a test where a fault of this kind cannot be done."""
+    """Return a mark that skips a test if a fault of this kind cannot be injected."""
     reason = kind.unavailable()
     return pytest.mark.skipif(bool(reason), reason=f"substrate kubernetes: {reason}")
 
@@ -27,7 +30,7 @@ may_empty, needs_machines, needs_levers = (
 @needs_machines
 @pytest.mark.parametrize("phase", ["forward", "reduce"])
 def test_a_machine_that_loses_its_power_costs_nothing(chaos: Chaos, phase: str) -> None:
-    """Its connections do not end, and the API server holds it for ready: the leases of its nodes run out."""
+    """Connections do not end, and the API server reports the machine ready: leases run out."""
     survives(chaos, LoseMachine(rank=1, at_step=AT, phase=phase), spares=0, steps=200)
 
 
@@ -42,7 +45,7 @@ def test_a_lost_machines_nodes_come_back_elsewhere(chaos: Chaos) -> None:
 
 @may_empty
 def test_a_drained_machine_is_left_in_order(chaos: Chaos) -> None:
-    """With time to end, and an elastic policy, it is no loss: no rank is given up."""
+    """Given time, and an elastic policy, a drain is no loss: no rank is given up."""
     policy = ElasticPolicy(min_replicas=1, max_replicas=3)
     outcome = survives(chaos, DrainMachine(rank=1, at_step=AT), spares=0, steps=600, elastic=policy)
     assert outcome.records("detected") == []
@@ -55,7 +58,7 @@ def test_a_tainted_machine_costs_nothing(chaos: Chaos) -> None:
 
 @needs_levers
 def test_no_decision_waits_for_the_api_server(chaos: Chaos) -> None:
-    """A rank that dies while it stands still is replaced as ever."""
+    """A rank that dies while the API server is stopped is replaced as ever."""
     survives(
         chaos, StopApiServer(at_step=AT, lasts_s=4.0), Kill(rank=1, at_step=AT + 40), steps=400
     )

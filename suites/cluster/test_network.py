@@ -1,4 +1,7 @@
-"""The network between pods is cut and held up: where they have a helper that may do it (``NETWORK_FAULTS=allow``)."""
+"""Tests of a broken network between pods.
+
+The pods need a helper that may break it (``NETWORK_FAULTS=allow``).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("phase", ["forward", "reduce"])
 def test_a_pod_that_is_cut_off_costs_nothing(chaos: Chaos, phase: str) -> None:
-    """It hears nothing of the others, and they nothing of it: its lease ends."""
+    """No message passes between it and the others: its lease ends."""
     survives(chaos, Cut(rank=1, at_step=AT, phase=phase), spares=0, nodes=3)
 
 

@@ -1,4 +1,7 @@
-"""Pods are deleted, evicted and replaced while they train: no step, no sample and no bit of a loss is lost by it."""
+"""Tests of pods that are deleted, evicted and replaced while they train.
+
+No step, no sample and no bit of a loss is lost by it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def test_a_deleted_pod_costs_nothing(chaos: Chaos, phase: str) -> None:
 
 
 def test_a_container_that_ends_costs_nothing(chaos: Chaos) -> None:
-    """The API server hears of it seconds later: the run goes on until then."""
+    """The API server learns of it seconds later: the run goes on until then."""
     survives(chaos, KillContainer(rank=1, at_step=AT), steps=300)
 
 
@@ -38,7 +41,7 @@ def test_an_evicted_pod_costs_nothing(chaos: Chaos) -> None:
 
 
 def test_without_a_spare_the_other_pods_train_on(chaos: Chaos) -> None:
-    """Two of them, until one has started another rank."""
+    """Two pods train on, until one has started another rank."""
     outcome = survives(chaos, DeletePod(rank=1, at_step=AT), nodes=3, spares=0)
     assert "node1" not in {member["node"] for member in outcome.records("plan")[-1]["members"]}
 
@@ -54,7 +57,7 @@ def test_a_pod_and_the_coordinator_are_lost_in_one_step(chaos: Chaos) -> None:
 
 
 def test_the_coordinators_pod_is_deleted(chaos: Chaos) -> None:
-    """The ranks train on; a coordinator in another pod has what the one before had written down."""
+    """The ranks train on; a coordinator in another pod has a copy of the record."""
     outcome = survives(chaos, DeleteCoordinatorPod(at_step=AT), steps=200)
     assert outcome.records("detected") == []
     assert len(outcome.records("resumed")) == 1
@@ -71,7 +74,7 @@ def test_a_pod_and_the_coordinators_are_deleted_in_one_step(chaos: Chaos) -> Non
 
 
 def test_a_replaced_pod_is_fresh_capacity(chaos: Chaos) -> None:
-    """The world is whole again, with a pod that was not there before."""
+    """The world is full again, with a new pod."""
     heals(chaos, ReplaceNode(rank=1, at_step=AT, back_after_s=0.1), nodes=3, spares=0, steps=20)
 
 
@@ -94,7 +97,7 @@ def test_a_preempted_pod_costs_nothing(chaos: Chaos) -> None:
 
 
 def test_a_preempted_pod_leaves(chaos: Chaos) -> None:
-    """It has its grace period, as one that is drained."""
+    """A preempted pod has its grace period, like one that is drained."""
     policy = ElasticPolicy(min_replicas=2, max_replicas=3)
     outcome = survives(
         chaos, PreemptPod(rank=1, at_step=AT), nodes=3, spares=0, steps=600, elastic=policy
@@ -105,7 +108,7 @@ def test_a_preempted_pod_leaves(chaos: Chaos) -> None:
 
 @pytest.mark.parametrize("fault", [DeletePod, EvictPod])
 def test_a_pod_that_is_told_to_go_leaves(chaos: Chaos, fault: type[DeletePod | EvictPod]) -> None:
-    """With time to end, and an elastic policy, it is no loss: no rank is given up."""
+    """Given time, and an elastic policy, a deletion is no loss: no rank is given up."""
     policy = ElasticPolicy(min_replicas=2, max_replicas=3)
     outcome = survives(
         chaos, fault(rank=1, at_step=AT, grace_s=20), nodes=3, spares=0, steps=100, elastic=policy

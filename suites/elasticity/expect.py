@@ -1,4 +1,7 @@
-"""What the tests of this suite expect of a run. That the verdict is ``passed`` is checked by ``chaos.run`` itself."""
+"""Expectations of this suite. ``chaos.run`` itself checks that the verdict is ``passed``.
+
+-> suites/recovery/expect.py: the expectations that it shares; storms.py has the plans.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,14 @@ POLICY = ElasticPolicy(
 
 
 def resizes(chaos: Chaos, *faults: Fault, through: tuple[int, ...] = (), **plan: Any) -> Outcome:
-    """A run of changing size that costs nothing: no step, no sample, no bit of any loss.
+    """Run a job of changing size that must cost nothing: no step, no sample, no bit of any loss.
+
+    Return its outcome. Raises as :func:`chaoskit.suites.recovery.expect.survives` does.
 
     Args:
-        through: the run goes on until all faults have taken effect and the world has had these sizes, in this order.
+        through: sizes that the world must have had, in this order, before the run ends. All faults
+            must have taken effect, too.
+        plan: further fields of the plan.
     """
     goal = all_took_effect(chaos, len(faults), *through)
     settings: dict[str, Any] = {
@@ -39,15 +46,15 @@ def resizes(chaos: Chaos, *faults: Fault, through: tuple[int, ...] = (), **plan:
     return outcome
 
 
-def nobody_is_lost(outcome: Outcome) -> None:
-    """Every rank that goes has left in time."""
+def no_rank_is_lost(outcome: Outcome) -> None:
+    """Assert that every rank that leaves does so in time."""
     assert outcome.records("detected") == []
     assert outcome.records("evicted") == []
     assert outcome.recoveries == []
 
 
 def sizes(outcome: Outcome) -> list[int]:
-    """Of the worlds that committed steps, one after the other."""
+    """Return the sizes of the worlds that committed steps, in order."""
     first = outcome.steps[0].world
     return [
         first,

@@ -1,4 +1,4 @@
-"""Seeded plans of many resizes: at random with faults in between, or as spot machines came and went in a trace."""
+"""Plans of many resizes: drawn from a seed with faults in between, or taken from a spot trace."""
 
 from __future__ import annotations
 
@@ -20,35 +20,40 @@ from chaoskit.faults import (
 )
 from chaoskit.suites.recovery.expect import FROZEN_S
 
-#: Steps between two resizes: of this suite's job more than two seconds, in which a process starts.
+#: Steps between two resizes: over two seconds of this suite's job, in which a process starts.
 EVERY = 30
-#: What is struck half-way between two resizes.
+#: Kinds of trouble half-way between two resizes.
 TROUBLES = ("kill", "node", "freeze", "coordinator", "straggle")
 
 
 def storm(seed: int, policy: ElasticPolicy, *, resizes: int, start: int) -> list[Fault]:
-    """A resize every :data:`EVERY` steps, each to another size, and a fault after each.
+    """Return a resize every :data:`EVERY` steps, each to another size, with a fault beside each.
+
+    The fault strikes in the step of the request, or once the size has been reached.
 
     Args:
-        seed: draws sizes and ranks; the faults take turns, beginning with another one for each seed.
+        seed: seed of sizes and ranks; the faults take turns, beginning with another one for each
+            seed.
+        policy: policy with the allowed sizes.
+        resizes: number of resizes.
         start: size of the world at the beginning.
     """
-    random, size, found = Random(f"storm/{seed}"), start, list[Fault]()
+    random, size, faults = Random(f"storm/{seed}"), start, list[Fault]()
     for turn in range(resizes):
         step = EVERY // 2 + turn * EVERY
-        size = random.choice([one for one in policy.sizes if one != size])
-        found.append(Scale(to=size, at_step=step))
-        found += _trouble(TROUBLES[(seed + turn) % len(TROUBLES)], random.randrange(2), step)
-    return found
+        size = random.choice([other for other in policy.sizes if other != size])
+        faults.append(Scale(to=size, at_step=step))
+        faults += _trouble(TROUBLES[(seed + turn) % len(TROUBLES)], random.randrange(2), step)
+    return faults
 
 
 def _trouble(kind: str, rank: int, step: int) -> list[Fault]:
-    """Every other time in the very step in which another size is asked for, else when that has been reached."""
+    """Return the faults of a kind, in the step of the request or once the size has been reached."""
     later = step + EVERY // 2
     match kind:
         case "kill":
             return [Kill(rank=rank, at_step=step + rank)]
-        case "node":  # another one comes in its place
+        case "node":  # another node comes in its place
             return [KillNode(rank=rank, at_step=later), AddNode(at_step=later + 2)]
         case "freeze":
             return [FreezeNode(rank=rank, at_step=later, thaw_after_s=FROZEN_S)]
@@ -59,17 +64,18 @@ def _trouble(kind: str, rank: int, step: int) -> list[Fault]:
 
 
 class Spot(NamedTuple):
-    """What a trace makes of a run: ``nodes`` that are there at the start, and who goes and comes later."""
+    """Plan from a trace: ``nodes`` at the start, and the departures and arrivals that follow."""
 
     nodes: int
     faults: list[Fault]
 
 
 def from_trace(trace: Trace, policy: ElasticPolicy, *, grace_s: float, seed: int = 0) -> Spot:
-    """Each node that goes is announced ``grace_s`` before; each that comes starts anew.
+    """Return the plan of a trace: nodes leave with a notice of ``grace_s``, and new ones start.
 
-    Where the trace has fewer nodes than the policy needs, or more than it allows, that many are kept: a job without
-    nodes only waits. Which rank a node has by then nobody can know, so ranks are drawn by ``seed``.
+    If the trace has fewer nodes than the policy needs, or more than it allows, that many are kept:
+    a job without nodes only waits. The rank of a node at that time is not known before, so ``seed``
+    draws the ranks.
     """
     random = Random(f"spot/{seed}")
     least, most = policy.min_replicas, policy.max_replicas

@@ -1,4 +1,7 @@
-"""What must not begin does not, and what must fail does: a suite that passes everything proves nothing."""
+"""Negative tests: plans that must not begin, and runs that must fail.
+
+A suite that passes everything proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def test_without_a_policy_nothing_begins(chaos: Chaos, fault: Scale | TakeSpot |
     reason="below the smallest size a second rank is started on a node that is left, instead of a wait",
 )
 def test_a_world_that_may_not_be_smaller_waits_for_ever(chaos: Chaos) -> None:
-    """A node is taken of a world that needs them all: it does not go on without it."""
+    """A world that needs all its nodes does not go on without one."""
     rigid = ElasticPolicy(min_replicas=3, max_replicas=3)
     outcome = chaos.run(
         STEADY,

@@ -1,4 +1,7 @@
-"""Nodes go and come as spot machines did, each with a notice; the first traces are ours, in published formats."""
+"""Tests of nodes that come and go as spot machines do.
+
+The traces of this file are made up, in published formats.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ import pytest
 
 from chaoskit import Chaos
 from chaoskit.elastic.traces import parse_trace, read_trace
-from chaoskit.suites.elasticity.expect import POLICY, nobody_is_lost, resizes, sizes
+from chaoskit.suites.elasticity.expect import POLICY, no_rank_is_lost, resizes, sizes
 from chaoskit.suites.elasticity.storms import from_trace
 
-#: In so many seconds all of a trace happens.
+#: Seconds into which a whole trace is compressed.
 _LASTS_S = 6.0
 _GRACE_S = 2.0
 
@@ -26,18 +29,21 @@ TRACES = {
 @pytest.mark.promise("gives (time_s, node, joins), from three published formats", name="skypilot")
 @pytest.mark.parametrize("name", TRACES)
 def test_a_trace(chaos: Chaos, name: str) -> None:
-    """Who is announced to go is out in time, so that nothing is lost; who comes is taken in."""
+    """Nodes with a notice leave in time, so that nothing is lost; new nodes are used."""
     trace = parse_trace(TRACES[name], name)
     spot = from_trace(trace.compressed(trace.duration_s / _LASTS_S), POLICY, grace_s=_GRACE_S)
     outcome = resizes(chaos, *spot.faults, nodes=spot.nodes)
     assert len(sizes(outcome)) > 1
-    nobody_is_lost(outcome)
+    no_rank_is_lost(outcome)
 
 
 @pytest.mark.slow
 @pytest.mark.promise("None of these formats knows a notice before the loss.")
 def test_a_trace_without_notices(chaos: Chaos) -> None:
-    """None of the published traces knows a notice: without one, each node that goes is a loss."""
+    """Each node that leaves without a notice is a loss.
+
+    None of the published formats knows a notice.
+    """
     trace = parse_trace(TRACES["oobleck"])
     spot = from_trace(trace.compressed(trace.duration_s / _LASTS_S), POLICY, grace_s=0.0)
     outcome = resizes(chaos, *spot.faults, nodes=spot.nodes)

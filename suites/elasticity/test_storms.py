@@ -1,4 +1,4 @@
-"""A resize every few steps, with faults in between."""
+"""Tests with a resize every few steps, and faults in between."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from chaoskit import Chaos
 from chaoskit.faults import Scale
-from chaoskit.suites.elasticity.expect import POLICY, nobody_is_lost, resizes, sizes
+from chaoskit.suites.elasticity.expect import POLICY, no_rank_is_lost, resizes, sizes
 from chaoskit.suites.elasticity.storms import TROUBLES, storm
 
 
@@ -17,7 +17,7 @@ from chaoskit.suites.elasticity.storms import TROUBLES, storm
 )
 @pytest.mark.parametrize("seed", range(len(TROUBLES)))
 def test_a_storm(chaos: Chaos, seed: int) -> None:
-    """Whatever is asked for and whatever is lost: the numbers are those of the unbroken run."""
+    """All numbers are those of the unbroken run, whatever is requested and lost."""
     outcome = resizes(chaos, *storm(seed, POLICY, resizes=5, start=4))
     assert len(sizes(outcome)) > 3
 
@@ -31,4 +31,4 @@ def test_resizes_alone_lose_nobody(chaos: Chaos) -> None:
     faults = [fault for fault in storm(7, POLICY, resizes=5, start=4) if isinstance(fault, Scale)]
     outcome = resizes(chaos, *faults)
     assert len(sizes(outcome)) > len(faults)
-    nobody_is_lost(outcome)
+    no_rank_is_lost(outcome)

@@ -1,4 +1,4 @@
-"""Links that work, but badly: whatever arrives, the numbers are the same."""
+"""Tests of links that work badly: the numbers do not depend on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAULTS: list[Fault] = [
     Delay(rank=1, at_step=AT, delay_ms=10, jitter_ms=5, apart_from=(2,)),
     Loss(rank=1, at_step=AT, share=0.01),
 ]
-NARROW = [  # struck beside a job that sends more
+NARROW = [  # need a job that sends more
     Bandwidth(rank=1, at_step=AT, bits_per_s=5e6, heal_after_s=0.5),
     Bandwidth(rank=1, at_step=AT, bits_per_s=2e6, per_peer=True, heal_after_s=0.5),
 ]

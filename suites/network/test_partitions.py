@@ -1,4 +1,4 @@
-"""Parts of the world cannot reach each other, or the coordinator."""
+"""Tests of parts of the world that cannot reach each other, or the coordinator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chaoskit.suites.recovery.expect import AT, PHASES, STEADY, given_up, heals,
 
 pytestmark = pytest.mark.chaos(substrate="netns")
 
-HEAL_S = 3.0  # three relaxed leases: by then a node that is cut off is given up, however late the coordinator looks
+HEAL_S = 3.0  # three relaxed leases: the node is given up by then, however busy the coordinator is
 
 
 @pytest.mark.slow(fault=Reset)
@@ -29,10 +29,7 @@ def test_a_node_is_cut_off_from_everybody(
     cut = fault(rank=2, at_step=AT, phase=phase, heal_after_s=HEAL_S)
     outcome = heals(chaos, cut, goal=happened(chaos, "lifted"))
     (cause,) = given_up(outcome)
-    assert cause in (
-        "node lost",
-        "unreachable",
-    )  # whether its lease ends first, or another node cannot reach it
+    assert cause in ("node lost", "unreachable")  # the first report decides
 
 
 @pytest.mark.promise(
@@ -55,7 +52,7 @@ def test_one_way(chaos: Chaos, apart_from: str, direction: str) -> None:
 
 
 def test_a_node_that_only_the_coordinator_cannot_reach(chaos: Chaos) -> None:
-    """Its rank could train on with the others; but nobody could say so."""
+    """Its rank could train on with the others; but no report of it would arrive."""
     cut = Cut(rank=1, at_step=AT, apart_from="coordinator", heal_after_s=HEAL_S)
     heals(chaos, cut, goal=happened(chaos, "lifted"))
 
@@ -68,7 +65,10 @@ def test_a_node_that_only_the_coordinator_cannot_reach(chaos: Chaos) -> None:
 def test_the_store_is_out_of_reach_when_it_is_needed(
     chaos: Chaos, fault: type[Cut | Reset]
 ) -> None:
-    """Nobody misses it before a rank is lost; then its neighbour cannot come to the new membership before it heals."""
+    """The cut shows only when a rank is lost.
+
+    The neighbour of the store's cut cannot come to the new membership before it heals.
+    """
     cut = fault(rank=1, at_step=AT - 2, apart_from="store", heal_after_s=2.0)
     outcome = heals(chaos, cut, Kill(rank=2, at_step=AT), goal=happened(chaos, "lifted"))
     struck = {victim(outcome, number).partition(".")[0] for number in range(2)}
@@ -80,7 +80,7 @@ def test_the_store_is_out_of_reach_when_it_is_needed(
     "A fault that leaves no evidence on its target makes the run `unknown`, never passed"
 )
 def test_nobody_misses_the_store_while_nobody_is_lost(chaos: Chaos) -> None:
-    """Agents and coordinator hear of each other as before; and as nothing met the cut, nothing is proved."""
+    """Agents and coordinator stay in contact; and as nothing met the cut, nothing is proved."""
     cut = Cut(rank=1, at_step=AT, apart_from="store", heal_after_s=0.3)
     goal = happened(chaos, "lifted")
     outcome = chaos.run(
@@ -95,7 +95,7 @@ def test_nobody_misses_the_store_while_nobody_is_lost(chaos: Chaos) -> None:
 @pytest.mark.promise("Workers on a node that was left out are lost as `unreachable`", fault=Cut)
 @pytest.mark.parametrize("fault", [Cut, Reset])
 def test_two_nodes_that_cannot_reach_each_other(chaos: Chaos, fault: type[Cut | Reset]) -> None:
-    """The coordinator reaches both: it has to be told."""
+    """The coordinator reaches both: a node must report the cut."""
     outcome = heals(chaos, fault(rank=1, at_step=AT, apart_from=(2,), heal_after_s=2.0))
     assert given_up(outcome) == {"unreachable"}
     (left_out,) = outcome.records("left_out")
@@ -113,7 +113,7 @@ def test_two_halves_that_both_reach_the_coordinator(chaos: Chaos) -> None:
 
 
 def test_a_bridge(chaos: Chaos) -> None:
-    """Rank 2 reaches everybody, the others do not reach each other."""
+    """Rank 2 reaches every rank, the others do not reach each other."""
     heals(chaos, Cut(rank=0, side=(1,), at_step=AT, apart_from=(3,), heal_after_s=2.0))
 
 
@@ -139,7 +139,7 @@ def test_the_side_without_the_coordinator_waits_and_comes_back(
 def test_a_coordinator_that_nobody_reaches_gives_nobody_up(
     chaos: Chaos, fault: type[Cut | Reset]
 ) -> None:
-    """It cannot know whether they train on. They do."""
+    """The coordinator cannot know whether the ranks train on. They do."""
     cut = fault(rank=0, side=(1, 2, 3), at_step=AT, apart_from="coordinator", heal_after_s=HEAL_S)
     outcome = heals(chaos, cut, goal=happened(chaos, "lifted"))
     assert given_up(outcome) == set()

@@ -1,4 +1,4 @@
-"""Nodes vanish, stand still and come back, each with a network of its own: no connection tells of it."""
+"""Nodes that vanish, freeze and come back, each with a network of its own that falls silent."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from chaoskit.suites.goals import all_took_effect, happened
 from chaoskit.suites.recovery.expect import AT, PHASES, given_up, heals, survives, victim
 
 pytestmark = pytest.mark.chaos(substrate="netns")
-THAW_S = (
-    3.0  # three relaxed leases: by then the node is given up, however late the coordinator looks
-)
+THAW_S = 3.0  # three relaxed leases: the node is given up by then, however busy the coordinator is
 
 
 @pytest.mark.promise("and the kernel dropped the packets that would tell of it", phase="reduce")
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_node_is_lost_without_a_word(chaos: Chaos, phase: str) -> None:
-    """A spare on another node takes its place; the end of its lease tells of the loss."""
+    """A spare on another node takes its place; the end of its lease reveals the loss."""
     outcome = survives(chaos, LoseNode(rank=2, at_step=AT, phase=phase), nodes=4)
     assert given_up(outcome) == {"node lost"}
 
@@ -31,7 +29,7 @@ def test_a_node_is_lost_without_a_word(chaos: Chaos, phase: str) -> None:
 )
 @pytest.mark.parametrize("role", ["any", "all_but_one"])
 def test_several_nodes_are_lost(chaos: Chaos, role: str) -> None:
-    """The nodes that are left take over the ranks."""
+    """The remaining nodes take over the ranks."""
     outcome = survives(chaos, LoseNode(rank=role, at_step=AT), nodes=3, spares=0)
     lost = 1 if role == "any" else 2
     assert len({member["node"] for member in outcome.records("plan")[-1]["members"]}) == 3 - lost
@@ -41,7 +39,7 @@ def test_several_nodes_are_lost(chaos: Chaos, role: str) -> None:
 @pytest.mark.parametrize("during", ["regroup", "restore"])
 def test_a_node_is_lost_in_a_recovery(chaos: Chaos, during: str) -> None:
     faults = [Kill(rank=1, at_step=AT), LoseNode(rank=1, during=during)]
-    survives(chaos, *faults, nodes=4, spares=2, until={"spares": 2})  # one of them takes the rank
+    survives(chaos, *faults, nodes=4, spares=2, until={"spares": 2})  # one takes the rank
 
 
 def test_a_node_and_the_coordinator_are_lost_in_one_step(chaos: Chaos) -> None:
@@ -77,7 +75,7 @@ def test_two_nodes_come_back_empty_one_after_the_other(chaos: Chaos) -> None:
 def test_a_node_stands_still_in_the_freezer_and_returns_as_a_zombie(
     chaos: Chaos, phase: str
 ) -> None:
-    """Its lease runs out, and what it does after the thaw counts no more."""
+    """The node's lease ends, and its actions after the thaw have no effect."""
     fault = FreezeNode(rank=2, at_step=AT, phase=phase, how="cgroup", thaw_after_s=THAW_S)
     if reason := fault.unavailable():
         pytest.skip(reason)
@@ -89,7 +87,7 @@ def test_a_node_stands_still_in_the_freezer_and_returns_as_a_zombie(
 
 @pytest.mark.promise("every process of every node of the rack is gone")
 def test_a_rack_is_lost(chaos: Chaos) -> None:
-    """Two of four nodes at once."""
+    """Two of four nodes are lost at once."""
     outcome = survives(chaos, Rack(rank=3, at_step=AT), nodes=4, spares=0, rack_nodes=2)
     assert {record["node"] for record in outcome.records("node_lost")} == {"node2", "node3"}
     assert len(outcome.recoveries) == 1

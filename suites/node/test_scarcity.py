@@ -1,4 +1,7 @@
-"""A node has less than it wants: the others wait for it, or go on without what it lost, until it is well again."""
+"""Nodes that are short of a resource.
+
+The others wait for such a node, or go on without what it lost, until it is well again.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Every fault at every moment: does the same training come back, and is nobody blamed for being slow?"""
+"""Tests of every fault at every moment: the training comes back, and no slow rank is blamed.
+
+-> coordinator/handlers/on_worker_lost.py: the steps from a loss to the next world.
+"""

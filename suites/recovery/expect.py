@@ -1,4 +1,7 @@
-"""What the tests of this suite expect of a run. That the verdict is ``passed`` is checked by ``chaos.run`` itself."""
+"""Expectations of this suite. ``chaos.run`` itself checks that the verdict is ``passed``.
+
+-> suites/recovery/jobs.py has the jobs; experiment/properties/ the checks of the verdict.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,24 @@ JOBS = Path(__file__).with_name("jobs.py")
 STEADY = f"{JOBS}:steady"
 WORLDS = (2, 3, 4)
 PHASES = ("forward", "backward", "reduce", "optimizer")
-AT = 8  # the step in which most faults strike: step times are known by then
-FROZEN_S = (
-    3.0  # three relaxed leases: by then a node is given up, however late the coordinator looks
-)
+AT = 8  # step in which most faults strike: step times are known by then
+FROZEN_S = 3.0  # three relaxed leases: a node is given up by then, however busy the coordinator is
 
 
 def survives(
     chaos: Chaos, *faults: Fault, job: str = STEADY, goal: JournalFlag | None = None, **plan: Any
 ) -> Outcome:
-    """A run in which every fault takes effect, and that costs nothing: no step, no sample, no bit of any loss.
+    """Run a job in which every fault must take effect, and cost no step, sample or bit of any loss.
+
+    Return its outcome. The bits are not compared without a twin (``twin=False``).
 
     Args:
-        goal: of an open-ended run, which goes on until it is reached, and what ``until`` says beside it.
+        goal: goal of an open-ended run, beside the goals in ``until``.
+        plan: further fields of the plan; three nodes, one spare and 40 steps by default.
+
+    Raises:
+        VerdictError: if the verdict is not ``passed``.
+        AssertionError: if a step was lost, or a loss has other bits.
     """
     settings: dict[str, Any] = {"nodes": 3, "spares": 1, "steps": 40}
     if goal is not None:
@@ -40,7 +48,10 @@ def survives(
 
 
 def heals(chaos: Chaos, *faults: Fault, nodes: int = 4, **plan: Any) -> Outcome:
-    """The faults cost nothing, and the run goes on until the world is full: so is the last membership."""
+    """Run a job in which faults must cost nothing, until the world is full.
+
+    The last membership must be full. Return the outcome. Raises as :func:`survives` does.
+    """
     settings: dict[str, Any] = (
         {"steps": 90} | plan | {"until": {"world": nodes} | plan.get("until", {})}
     )
@@ -50,12 +61,15 @@ def heals(chaos: Chaos, *faults: Fault, nodes: int = 4, **plan: Any) -> Outcome:
 
 
 def given_up(outcome: Outcome) -> set[str]:
-    """Causes for which ranks were given up."""
+    """Return the causes for which ranks were given up."""
     return {record["cause"] for record in outcome.records("detected")}
 
 
 def is_left_alone(chaos: Chaos, *faults: Fault, job: str = STEADY, **plan: Any) -> Outcome:
-    """A run in which nobody is given up, and the first membership trains from the first step to the last."""
+    """Run a job in which no rank may be given up: the first membership takes all steps.
+
+    Return its outcome. Raises as :func:`survives` does.
+    """
     outcome = survives(chaos, *faults, job=job, **plan)
     assert outcome.recoveries == []
     assert outcome.false_alarms == 0
@@ -65,6 +79,13 @@ def is_left_alone(chaos: Chaos, *faults: Fault, job: str = STEADY, **plan: Any) 
 
 
 def victim(outcome: Outcome, number: int) -> str:
-    """The worker that the n-th fault struck, once."""
-    (record,) = [one for one in outcome.records("injected") if one["fault"] == f"fault{number}"]
+    """Return the worker that the n-th fault struck; the first one has number 0.
+
+    It must have struck only one.
+    """
+    (record,) = [
+        injection
+        for injection in outcome.records("injected")
+        if injection["fault"] == f"fault{number}"
+    ]
     return str(record["worker"])

@@ -1,4 +1,4 @@
-"""Small jobs for this suite: one that is easy to break, and healthy ones that are easy to mistake for broken."""
+"""Small jobs for this suite: one that is easy to break, and healthy ones that look broken."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BATCH = 48  # a multiple of 2, 3 and 4 shards
 
 
 class _Net(nn.Module):
-    """All that a restore may forget: running statistics, dropout, and what the optimizer remembers of each weight."""
+    """Model with all that a restore may forget: statistics, dropout, state of the optimizer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,8 +26,8 @@ class _Net(nn.Module):
         self.head = nn.Linear(24, 1)
 
     def forward(self, batch: Tensor) -> Tensor:
-        found: Tensor = self.head(self.body(batch))
-        return found
+        output: Tensor = self.head(self.body(batch))
+        return output
 
 
 def _train(
@@ -38,6 +38,12 @@ def _train(
     delay_s: Callable[[], float] = lambda: 0.0,
     until: dict[str, Any] | None = None,
 ) -> None:
+    """Train until the goal is reached.
+
+    Args:
+        outside: called with the model before each transaction.
+        delay_s: returns the duration of a step, in seconds.
+    """
     torch.manual_seed(trainer.seed)
     model = _Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -61,7 +67,7 @@ def steady(
     full: int = 0,
     until: dict[str, Any] | None = None,
 ) -> None:
-    """Steps of about the same length; longer ones while the world has fewer ranks than ``full``: it is to grow.
+    """Train with steps of equal length; longer ones while the world has fewer ranks than ``full``.
 
     Args:
         until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
@@ -70,7 +76,7 @@ def steady(
 
 
 def writing(trainer: Any, *, steps: int, size_bytes: int = 2**18) -> None:
-    """Each rank writes a file between two steps, and waits until it is on the disk. Else like :func:`steady`."""
+    """Train like :func:`steady`, and write a file between two steps, synced to the disk."""
 
     def outside(model: nn.Module) -> None:
         file = os.open(Path(trainer.disk) / "written", os.O_CREAT | os.O_WRONLY, 0o600)
@@ -84,7 +90,7 @@ def writing(trainer: Any, *, steps: int, size_bytes: int = 2**18) -> None:
 
 
 def evaluating(trainer: Any, *, steps: int, seconds: float) -> None:
-    """Rank 1 evaluates for long, twice, and declares it."""
+    """Train, and evaluate for long on rank 1, twice, as a declared long phase."""
 
     def outside(model: nn.Module) -> None:
         if trainer.rank == 1 and trainer.step in (6, 12):
@@ -98,7 +104,7 @@ def evaluating(trainer: Any, *, steps: int, seconds: float) -> None:
 
 
 def saving(trainer: Any, *, steps: int, seconds: float) -> None:
-    """Rank 0 does something between two steps, for long, and declares nothing."""
+    """Train, and sleep for long between two steps on rank 0, without a declared phase."""
 
     def outside(model: nn.Module) -> None:
         if trainer.rank == 0 and trainer.step == 10:
@@ -108,7 +114,7 @@ def saving(trainer: Any, *, steps: int, seconds: float) -> None:
 
 
 def compiling(trainer: Any, *, steps: int, seconds: float) -> None:
-    """The last rank compiles a function in the middle of a step, and its compiler takes long."""
+    """Train, and compile a function for long in the middle of a step, on the last rank."""
 
     def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
         time.sleep(seconds)
@@ -125,17 +131,17 @@ def compiling(trainer: Any, *, steps: int, seconds: float) -> None:
 
 
 def starting_slowly(trainer: Any, *, steps: int, seconds: float) -> None:
-    """Rank 1's process needs long until it can train."""
+    """Train, with a process of rank 1 that needs long until it can begin."""
     if trainer.worker == "node1.0":
         time.sleep(seconds)
     _train(trainer, steps, delay_s=lambda: 0.01)
 
 
 def uneven(trainer: Any, *, steps: int) -> None:
-    """No step is like the one before, and no rank like another: up to five times the shortest."""
+    """Train with steps that differ by up to five times, on every rank in another way."""
     _train(trainer, steps, delay_s=lambda: 0.02 * (1 + (3 * trainer.step + 2 * trainer.rank) % 5))
 
 
 def growing(trainer: Any, *, steps: int) -> None:
-    """Every step is a little longer than the one before, in the end four times the first."""
+    """Train with steps that grow to four times the first."""
     _train(trainer, steps, delay_s=lambda: 0.02 * (1 + 3 * trainer.step / steps))

@@ -1,4 +1,4 @@
-"""Replacements that cannot start, nodes that kill whatever runs on them, and nodes that come back from the dead."""
+"""Tests of replacements that cannot start, nodes that kill all workers, and nodes that return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chaoskit.suites.recovery.expect import AT, FROZEN_S, survives, victim
 @pytest.mark.promise("their agent reports that they ended with this exception", times=2)
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_spare_that_is_bad_too(chaos: Chaos, times: int) -> None:
-    """The replacements of a lost rank cannot load the job; a later one can, and the world is whole again."""
+    """Some replacements cannot load the job; a later one can, and the world is full again."""
     faults = [FailLoad(rank=1, at_step=3, times=times), Kill(rank=1, at_step=AT)]
     outcome = survives(chaos, *faults, nodes=2, spares=0, until={"world": 2})
     assert len({record.source for record in outcome.records("failed")}) == times
@@ -25,14 +25,14 @@ def test_a_spare_that_is_bad_too(chaos: Chaos, times: int) -> None:
 @pytest.mark.promise("the killed workers are gone", world=3)
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_a_node_that_kills_every_process(chaos: Chaos, world: int) -> None:
-    """What is started there dies as soon as it is ready, until the node is well again."""
+    """A worker that starts there dies as soon as it is ready, until the node is well again."""
     goal = happened(chaos, "worker_exited", 3, "node1")
     survives(chaos, CrashLoop(rank=1, at_step=AT, times=3), nodes=world, spares=1, goal=goal)
 
 
 @pytest.mark.promise("A node that loses worker after worker is given no more of them.")
 def test_a_node_that_kills_every_process_is_set_aside(chaos: Chaos) -> None:
-    """After three strikes no worker is started there any more; the others take over its share."""
+    """The node gets no worker after three strikes; the others take over its share."""
     plan: dict[str, Any] = {
         "nodes": 3,
         "spares": 0,
@@ -52,7 +52,7 @@ def test_a_node_that_kills_every_process_is_set_aside(chaos: Chaos) -> None:
 )
 @pytest.mark.parametrize("phase", ["forward", "reduce", "optimizer"])
 def test_a_node_that_returns_as_a_zombie(chaos: Chaos, phase: str) -> None:
-    """It stood still longer than its lease. When it goes on, nothing that it does counts any more."""
+    """The node was frozen for longer than its lease. Its actions afterwards have no effect."""
     fault = FreezeNode(rank=1, at_step=AT, phase=phase, thaw_after_s=FROZEN_S)
     outcome = survives(chaos, fault, nodes=3, goal=happened(chaos, "lifted"))
     commits = [

@@ -1,4 +1,7 @@
-"""Bits that flip, numbers that are not finite, and data that is bad: found before they are committed."""
+"""Tests of flipped bits, non-finite numbers and bad data: found before they are committed.
+
+-> runtime/integrity/voting.py finds corrupt ranks; runtime/integrity/nonfinite_guard.py bad numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from chaoskit import Chaos
 from chaoskit.faults import BadBatch, BitFlip, ClockJump, DataStall, Kill, NaN
 from chaoskit.suites.recovery.expect import AT, WORLDS, is_left_alone, survives, victim
 
-BIT = 23  # the lowest of the exponent: twice or half the value
+BIT = 23  # lowest bit of the exponent: twice or half the value
 WEIGHT = "head.weight"
 
 
@@ -16,11 +19,14 @@ WEIGHT = "head.weight"
 @pytest.mark.parametrize("where", ["weight", "optimizer"])
 @pytest.mark.parametrize("world", [3, 4])
 def test_a_flipped_bit_of_the_state_convicts_its_rank(chaos: Chaos, world: int, where: str) -> None:
-    """All ranks compare their whole state in every step; who differs from the others is replaced before the commit."""
+    """A rank with another state than the others is replaced before the commit.
+
+    All ranks compare their whole state in every step.
+    """
     fault = BitFlip(rank=1, at_step=AT, parameter=WEIGHT, bit=BIT, where=where)
     outcome = survives(chaos, fault, nodes=world, state_hash_steps=1)
-    found = {(record["worker"], record["cause"]) for record in outcome.records("detected")}
-    assert found == {(victim(outcome, 0), "corrupt")}
+    convicted = {(record["worker"], record["cause"]) for record in outcome.records("detected")}
+    assert convicted == {(victim(outcome, 0), "corrupt")}
 
 
 @pytest.mark.promise(
@@ -28,7 +34,7 @@ def test_a_flipped_bit_of_the_state_convicts_its_rank(chaos: Chaos, world: int, 
     "convicts itself"
 )
 def test_of_two_ranks_the_one_that_contradicts_itself_is_replaced(chaos: Chaos) -> None:
-    """Two have no majority, but each remembers what it had after the last commit."""
+    """Two ranks have no majority, but each remembers its state after the last commit."""
     fault = BitFlip(rank=1, at_step=AT, parameter=WEIGHT, bit=BIT, where="optimizer")
     outcome = survives(chaos, fault, nodes=2, state_hash_steps=1)
     assert [record["worker"] for record in outcome.records("detected")] == [victim(outcome, 0)]
@@ -42,7 +48,7 @@ def test_of_two_ranks_the_one_that_contradicts_itself_is_replaced(chaos: Chaos) 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("phase", ["forward", "backward", "reduce"])
 def test_a_damaged_result_is_never_committed(chaos: Chaos, world: int, phase: str) -> None:
-    """One rank received other bits than were sent: it takes the step from those who did not, and nobody is replaced."""
+    """A rank that received wrong bits takes the step from the others, and none is replaced."""
     fault = BitFlip(
         rank=world - 1, at_step=AT, phase=phase, parameter=WEIGHT, bit=BIT, where="received"
     )
@@ -54,8 +60,8 @@ def test_a_damaged_result_is_never_committed(chaos: Chaos, world: int, phase: st
 @pytest.mark.promise("a second rank computes one shard, too", world=3)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_wrong_gradient_is_found_by_an_audit(chaos: Chaos, world: int) -> None:
-    """A second rank computes the shard, too; the bits differ, and the step is computed again before it commits."""
-    audited = 2 * world + 1  # a step in which rank 1's shard is, if there is an audit in every step
+    """A second rank computes the shard, too, and differs: the step is computed again."""
+    audited = 2 * world + 1  # a step in which the shard of rank 1 is audited
     fault = BitFlip(
         rank=1, at_step=audited, phase="backward", parameter=WEIGHT, bit=BIT, where="gradient"
     )
@@ -68,7 +74,7 @@ def test_a_wrong_gradient_is_found_by_an_audit(chaos: Chaos, world: int) -> None
 )
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_bad_batch_is_skipped_and_nobody_blamed(chaos: Chaos, world: int) -> None:
-    """Whoever computes the shard finds it bad: the step counts without an update, and says so."""
+    """Every rank that computes the shard finds it bad: the step counts without an update."""
     outcome = survives(chaos, BadBatch(at_step=AT, shard=world - 1), nodes=world, twin=False)
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [AT]
     assert outcome.records("detected") == []
@@ -94,7 +100,7 @@ def test_broken_hardware_makes_nan_again_and_again(chaos: Chaos, where: str) -> 
 @pytest.mark.promise("A clock that jumps has no consequence for its rank.", seconds=86400.0)
 @pytest.mark.parametrize("seconds", [86400.0, -86400.0])
 def test_a_clock_that_jumps_while_a_rank_is_lost(chaos: Chaos, seconds: float) -> None:
-    """A day forward or back on one rank: the recovery from a loss does not ask for the time of day."""
+    """The recovery from a loss does not depend on a wall clock that is a day off."""
     outcome = survives(
         chaos, ClockJump(rank=0, at_step=AT - 1, seconds=seconds), Kill(rank=1, at_step=AT)
     )
@@ -103,7 +109,7 @@ def test_a_clock_that_jumps_while_a_rank_is_lost(chaos: Chaos, seconds: float) -
 
 @pytest.mark.promise("the next batch of one rank comes late")
 def test_batches_that_come_late_on_all_ranks(chaos: Chaos) -> None:
-    """Slow storage is nobody's fault."""
+    """Slow storage is no fault of a rank."""
     is_left_alone(
         chaos, *[DataStall(rank=rank, at_step=AT + rank, stall_ms=80) for rank in range(3)]
     )

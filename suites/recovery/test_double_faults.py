@@ -1,4 +1,4 @@
-"""Two faults in the same step, in the next one, and on the same rank again."""
+"""Tests of two faults: in the same step, in the next one, and on the same rank again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from chaoskit.suites.recovery.expect import AT, survives, victim
     ids=lambda faults: "+".join(fault.kind for fault in faults),
 )
 def test_two_ranks_in_the_same_step(chaos: Chaos, faults: tuple[Fault, ...]) -> None:
-    """The second loss finds the first one not yet answered."""
+    """The second loss comes before the first one is answered."""
     outcome = survives(chaos, *faults, nodes=4, spares=2)
     assert len(outcome.recoveries) == 2
 
@@ -36,7 +36,7 @@ def test_two_ranks_in_the_same_step(chaos: Chaos, faults: tuple[Fault, ...]) -> 
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("spares", [0, 2])
 def test_two_ranks_in_consecutive_steps(chaos: Chaos, world: int, spares: int) -> None:
-    """The second loss strikes while the first one's replacement is still on its way, or has just come."""
+    """The second loss comes while the first replacement is under way, or has just arrived."""
     faults = [
         Kill(rank=1, at_step=AT, phase="reduce"),
         Kill(rank=0, at_step=AT + 1, phase="backward"),
@@ -46,7 +46,7 @@ def test_two_ranks_in_consecutive_steps(chaos: Chaos, world: int, spares: int) -
 
 @pytest.mark.promise("A rank is a number, in whatever process holds it by then")
 def test_the_same_rank_twice(chaos: Chaos) -> None:
-    """Its replacement is lost as well, one step later."""
+    """The replacement of a rank is lost as well, one step later."""
     faults = [Kill(rank=1, at_step=AT), Exit(rank=1, at_step=AT + 1)]
     outcome = survives(chaos, *faults, nodes=2, spares=2, until={"spares": 2})
     assert victim(outcome, 0) != victim(outcome, 1)
@@ -59,12 +59,12 @@ def test_the_same_rank_twice(chaos: Chaos) -> None:
 )
 @pytest.mark.parametrize("role", ["minority", "majority", "all_but_one"])
 def test_many_at_once(chaos: Chaos, role: str) -> None:
-    """The ranks that are left have all that is needed."""
+    """The remaining ranks have all that is needed."""
     outcome = survives(
         chaos, Kill(rank=role, at_step=AT, phase="reduce"), nodes=4, spares=2, steps=60
     )
     assert (
-        len({one.rank for one in outcome.faults})
+        len({fault.rank for fault in outcome.faults})
         == len(outcome.faults)
         == (1 if role == "minority" else 3)
     )
@@ -76,7 +76,7 @@ def test_many_at_once(chaos: Chaos, role: str) -> None:
 )
 @pytest.mark.parametrize(("world", "drawn"), [(2, 5), (3, 3)])
 def test_losses_at_a_rate(chaos: Chaos, world: int, drawn: int) -> None:
-    """A rank is lost every ten steps or so, at random, as machines fail; a spare for each is ready before."""
+    """A rank is lost every ten steps or so, at random; a spare for each is ready before."""
     kill = Kill(rank="any")
     faults, again, others = (
         at_rate(kill, mtbf_steps=10, steps=40, seed=seed) for seed in (drawn, drawn, 9)

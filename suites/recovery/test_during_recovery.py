@@ -1,4 +1,4 @@
-"""Faults that strike while the run recovers from another one."""
+"""Tests of faults that strike during the recovery from another one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from chaoskit.suites.goals import happened
 from chaoskit.suites.recovery.expect import AT, survives, victim
 
 FIRST = Kill(rank=1, at_step=AT)
-#: A spare takes the lost rank at once; in a smaller world some of the second ranks would not be there, or not restore.
+#: Spares for the lost ranks: in a smaller world some of the second ranks would be missing, or not
+#: restore.
 READY: dict[str, Any] = {"spares": 2, "until": {"spares": 2}}
 
 
@@ -46,7 +47,7 @@ READY: dict[str, Any] = {"spares": 2, "until": {"spares": 2}}
     ids=lambda fault: f"{fault.kind}-{fault.during}-rank{fault.rank}",
 )
 def test_a_second_loss_during_the_recovery(chaos: Chaos, fault: Fault) -> None:
-    """A half-made recovery is superseded, or begun again: nothing that it did is done twice."""
+    """A half-made recovery is superseded, or begun again, and repeats no act."""
     outcome = survives(chaos, FIRST, fault, nodes=3, steps=60, **READY)
     assert victim(outcome, 0) != victim(outcome, 1)
 
@@ -57,7 +58,7 @@ def test_a_second_loss_during_the_recovery(chaos: Chaos, fault: Fault) -> None:
 @pytest.mark.parametrize("during", ["detection", "regroup", "restore", "recommit"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_coordinator_dies_during_the_recovery(chaos: Chaos, world: int, during: str) -> None:
-    """The next coordinator finishes what this one had decided, and no generation comes twice."""
+    """The next coordinator finishes what the last one decided, and no generation comes twice."""
     rank = 1 if during == "restore" else 0
     faults, goal = [FIRST, KillCoordinator(rank=rank, during=during)], happened(chaos, "resumed")
     outcome = survives(chaos, *faults, nodes=world, goal=goal, until={"spares": 1})
@@ -71,7 +72,7 @@ def test_the_coordinator_dies_during_the_recovery(chaos: Chaos, world: int, duri
 )
 @pytest.mark.parametrize("world", [3, 4])
 def test_the_healer_dies_while_it_heals(chaos: Chaos, world: int) -> None:
-    """The rank from which a newcomer takes its state is lost: what is half read is not used, another one is asked."""
+    """The rank from which a newcomer takes its state is lost: the newcomer asks another rank."""
     outcome = survives(
         chaos, FIRST, Kill(rank="healer", during="restore"), nodes=world, steps=60, **READY
     )

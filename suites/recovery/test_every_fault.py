@@ -1,4 +1,4 @@
-"""Every fault of the catalogue, in every phase of a step, in worlds of two, three and four ranks."""
+"""Tests of every fault of the catalogue, in every phase of a step, in worlds of 2 to 4 ranks."""
 
 from __future__ import annotations
 
@@ -54,11 +54,13 @@ GPT = "gpt"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A fault, and in which phases it can strike.
+    """Fault, with the phases in which it can strike.
 
     Attributes:
-        make: the fault, for a rank and a phase.
-        job: a node that leaves in peace and a coordinator that comes back need more time than ``gpt`` takes.
+        make: returns the fault for a rank and a phase.
+        phases: phases in which it can strike.
+        job: job of the run. A node that leaves in order, and a coordinator that comes back, need
+            more time than ``gpt`` takes.
     """
 
     make: Callable[[int, str], Fault]
@@ -66,7 +68,7 @@ class Recipe:
     job: str = STEADY
 
 
-#: Faults that take somebody out.
+#: Faults that cost a rank.
 LOSSES = {
     "Kill": Recipe(lambda rank, phase: Kill(rank=rank, at_step=AT, phase=phase), job=GPT),
     "Exit": Recipe(lambda rank, phase: Exit(rank=rank, at_step=AT, phase=phase), job=GPT),
@@ -83,7 +85,7 @@ LOSSES = {
         lambda rank, phase: NaN(
             rank=rank, at_step=AT, phase=phase, parameter="head.weight", where="weight"
         ),
-        ("forward",),  # later in the step it would reach no gradient any more
+        ("forward",),  # a later one would reach no gradient any more
         GPT,
     ),
     "NaN gradient": Recipe(
@@ -106,7 +108,7 @@ LOSSES = {
     ),
 }
 
-#: Faults that nobody may be given up for.
+#: Faults for which no rank may be given up.
 NUISANCES = {
     "KillCoordinator": Recipe(
         lambda rank, phase: KillCoordinator(rank=rank, at_step=AT, phase=phase)
@@ -124,7 +126,7 @@ NUISANCES = {
     ),
 }
 
-#: Their moments are not phases of a step, or they need settings of their own.
+#: Faults with other moments or settings -> the tests that have them.
 ELSEWHERE: dict[type[Fault], str] = {
     BitFlip: "test_corruption.py",
     BadBatch: "test_corruption.py",
@@ -140,19 +142,20 @@ ELSEWHERE: dict[type[Fault], str] = {
 
 
 def covering(recipes: dict[str, Recipe]) -> list[tuple[str, str, int, int]]:
-    """Name, phase, world and rank, so that every pair of two of (fault, phase, world) occurs: pairwise coverage.
+    """Return name, phase, world and rank of tests with all pairs of (fault, phase, world).
 
-    The n-th fault meets each of its phases once, in the world that is n places further; one with fewer phases than
-    there are worlds comes again. Random draws would need three times as many runs for the same pairs.
+    The n-th fault meets each of its phases once, in the world that is n places further; a fault
+    with fewer phases than there are worlds comes again. Random draws would need three times as many
+    runs for the same pairs.
     """
-    found = []
+    cases = []
     for place, (name, recipe) in enumerate(recipes.items()):
         for turn in range(max(len(recipe.phases), len(WORLDS))):
             world = WORLDS[(place + turn) % len(WORLDS)]
-            found.append(
+            cases.append(
                 (name, recipe.phases[turn % len(recipe.phases)], world, (place + 2 * turn) % world)
             )
-    return found
+    return cases
 
 
 def _id(value: object) -> str:
@@ -207,7 +210,7 @@ def _id(value: object) -> str:
 )
 @pytest.mark.parametrize(("name", "phase", "world", "rank"), covering(LOSSES), ids=_id)
 def test_a_loss_costs_nothing(chaos: Chaos, name: str, phase: str, world: int, rank: int) -> None:
-    """Whoever is lost, and whatever it was doing, the step is repeated and all numbers stay the same."""
+    """The step of a lost rank is repeated, whatever it was doing, and all numbers stay the same."""
     recipe = LOSSES[name]
     fault = recipe.make(rank, phase)
     if reason := fault.unavailable():
@@ -237,7 +240,7 @@ def test_a_loss_costs_nothing(chaos: Chaos, name: str, phase: str, world: int, r
 )
 @pytest.mark.parametrize(("name", "phase", "world", "rank"), covering(NUISANCES), ids=_id)
 def test_a_nuisance_is_borne(chaos: Chaos, name: str, phase: str, world: int, rank: int) -> None:
-    """A dead coordinator, a wrong clock, a slow rank, a late batch: nobody is given up, nobody regroups."""
+    """A dead coordinator, a wrong clock, a slow rank or a late batch costs no rank."""
     is_left_alone(
         chaos, NUISANCES[name].make(rank, phase), nodes=world, goal=all_took_effect(chaos, 1)
     )
@@ -250,7 +253,7 @@ def test_a_nuisance_is_borne(chaos: Chaos, name: str, phase: str, world: int, ra
 def test_a_rank_that_skips_a_collective_is_waited_for_by_all(
     chaos: Chaos, world: int, phase: str
 ) -> None:
-    """All wait for each other and nobody can be blamed: the same ranks begin the reduction anew."""
+    """All ranks wait for each other, and none is to blame: they begin the reduction anew."""
     outcome = survives(
         chaos, Deadlock(rank=world - 1, at_step=AT, phase=phase, how="skip"), nodes=world
     )
@@ -258,22 +261,22 @@ def test_a_rank_that_skips_a_collective_is_waited_for_by_all(
 
 
 def test_the_catalogue_is_covered() -> None:
-    """A fault that is added must be put to the test, too; here, if it needs no network that can be broken."""
+    """A new fault must have a test; here, if it needs no network that can be broken."""
     tested = {type(recipe.make(1, recipe.phases[0])) for recipe in (LOSSES | NUISANCES).values()}
     assert tested | set(ELSEWHERE) == {kind for kind in CATALOGUE if "local" in kind.substrates}
 
 
 @pytest.mark.parametrize("recipes", [LOSSES, NUISANCES], ids=["losses", "nuisances"])
 def test_the_selection_covers_every_pair(recipes: dict[str, Recipe]) -> None:
-    """Each fault in each of its phases and in each world, and each phase in each world."""
-    chosen = covering(recipes)
-    assert {(name, phase) for name, phase, _, _ in chosen} == {
+    """Each fault comes in each of its phases and in each world, and each phase in each world."""
+    cases = covering(recipes)
+    assert {(name, phase) for name, phase, _, _ in cases} == {
         (name, phase) for name, recipe in recipes.items() for phase in recipe.phases
     }
-    assert {(name, world) for name, _, world, _ in chosen} == {
+    assert {(name, world) for name, _, world, _ in cases} == {
         (name, world) for name in recipes for world in WORLDS
     }
-    assert {(phase, world) for _, phase, world, _ in chosen} == {
+    assert {(phase, world) for _, phase, world, _ in cases} == {
         (phase, world) for phase in PHASES for world in WORLDS
     }
-    assert all(0 <= rank < world for _, _, world, rank in chosen)
+    assert all(0 <= rank < world for _, _, world, rank in cases)

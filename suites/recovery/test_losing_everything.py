@@ -1,4 +1,7 @@
-"""Losses of whole nodes, of every worker at once, and of the coordinator again and again."""
+"""Tests of losses of whole nodes, of every worker at once, and of one coordinator after another.
+
+-> coordinator/membership/restart_from_copies.py: from which copies the job begins again, if any.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from chaoskit.suites.recovery.expect import AT, PHASES, is_left_alone, survives,
 )
 @pytest.mark.parametrize("spares", [0, 1])
 def test_every_worker_at_once(chaos: Chaos, world: int, phase: str, spares: int) -> None:
-    """Nobody alive has the state: it is taken from the memory of the agents, and at most the step in flight is lost."""
+    """No live worker has the state: it comes from the agents, and one step at most is lost."""
     outcome = survives(chaos, Kill(rank="all", at_step=AT, phase=phase), nodes=world, spares=spares)
     assert any(record["source"].startswith("memory of ") for record in outcome.records("restored"))
 
@@ -28,7 +31,7 @@ def test_every_worker_at_once(chaos: Chaos, world: int, phase: str, spares: int)
 @pytest.mark.slow
 @pytest.mark.promise("fresh workers get a plan that names the copies, the newest first")
 def test_every_worker_at_once_and_once_more(chaos: Chaos) -> None:
-    """The second time the copies are those of workers that were restored from copies."""
+    """The second time, the copies are those of workers that were restored from copies."""
     faults = [Kill(rank="all", at_step=AT), Kill(rank="all", at_step=AT + 60)]
     survives(chaos, *faults, nodes=3, steps=80, until={"world": 3})
 
@@ -40,9 +43,8 @@ def test_every_worker_at_once_and_once_more(chaos: Chaos) -> None:
 def test_all_workers_of_a_node(chaos: Chaos, world: int) -> None:
     """A node that has taken over a second rank is lost with both."""
     faults = [Kill(rank=world - 1, at_step=4), KillNode(rank=0, at_step=24)]
-    outcome = survives(
-        chaos, *faults, nodes=world, steps=60, until={"spares": 1}
-    )  # it is on the node of rank 0
+    # the spare is on the node of rank 0
+    outcome = survives(chaos, *faults, nodes=world, steps=60, until={"spares": 1})
     node = victim(outcome, 1).rpartition(".")[0]
     lost = [
         record
@@ -53,7 +55,7 @@ def test_all_workers_of_a_node(chaos: Chaos, world: int) -> None:
 
 
 def test_two_nodes_at_once(chaos: Chaos) -> None:
-    """Half of four nodes, at the same moment."""
+    """Half of four nodes is lost at the same moment."""
     faults = [KillNode(rank=rank, at_step=AT, phase="reduce") for rank in (1, 2)]
     survives(chaos, *faults, nodes=4, steps=60)
 
@@ -64,7 +66,7 @@ def test_two_nodes_at_once(chaos: Chaos) -> None:
 )
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_coordinator_and_a_rank_in_the_same_step(chaos: Chaos, phase: str) -> None:
-    """Nobody is there to decide when a rank is lost: whoever comes next hears of it from the agent."""
+    """No coordinator can decide when a rank is lost: the next one learns of it from the agent."""
     faults = [
         KillCoordinator(rank=0, at_step=AT, phase=phase),
         Kill(rank=1, at_step=AT, phase=phase),
@@ -74,9 +76,10 @@ def test_the_coordinator_and_a_rank_in_the_same_step(chaos: Chaos, phase: str) -
 
 @pytest.mark.promise("Ranks commit steps while there is no coordinator.")
 def test_the_coordinator_again_and_again(chaos: Chaos) -> None:
-    """Four deaths, and no rank regroups: training needs no coordinator while no rank is lost.
+    """Four coordinators are lost, and no rank regroups: training needs none while no rank is lost.
 
-    Not in step 0: its shards are computed while the groups of the first world are built, for which ranks need one.
+    None is lost in step 0: its shards are computed while the groups of the first world are built,
+    for which ranks need a coordinator.
     """
     faults = [KillCoordinator(rank=0, at_step=step) for step in (1, 6, 14, 22)]
     outcome = is_left_alone(chaos, *faults, nodes=3, goal=happened(chaos, "resumed", len(faults)))
@@ -86,7 +89,7 @@ def test_the_coordinator_again_and_again(chaos: Chaos) -> None:
 @pytest.mark.promise("When the coordinator is lost, another one takes over.", after_s=0.2)
 @pytest.mark.parametrize("after_s", [0.05, 0.2, 0.35])
 def test_the_coordinator_at_a_time(chaos: Chaos, after_s: float) -> None:
-    """Wherever the ranks are just then."""
+    """The coordinator is lost at a time, wherever the ranks are in their steps."""
     is_left_alone(
         chaos, KillCoordinator(rank=1, after_s=after_s), nodes=2, goal=happened(chaos, "resumed")
     )

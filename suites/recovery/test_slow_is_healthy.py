@@ -1,7 +1,10 @@
-"""Negative tests: jobs that are slow and healthy. No rank may be given up, and no membership may change.
+"""Negative tests: jobs that are slow and healthy. No rank is given up, no membership changes.
 
-How long "slow" is follows from the limits of the run, so that a case proves as much with relaxed limits as with
-those of production. That hangs beyond the limits are found is tested beside them: ``test_every_fault.py``.
+The meaning of "slow" follows from the limits of the run, so that a case proves as much with relaxed
+limits as with those of production. ``test_every_fault.py`` tests that hangs beyond the limits are
+found.
+
+-> coordinator/detectors/phase_limits.py has the limits; coordinator/detectors/hang.py applies them.
 """
 
 from __future__ import annotations
@@ -25,19 +28,19 @@ from chaoskit.suites.recovery.expect import AT, JOBS, WORLDS, is_left_alone, sur
 
 
 def hang_floor_s(chaos: Chaos) -> float:
-    """The age below which no phase of a step is called a hang, with the limits of this test."""
+    """Return the age below which no phase of a step is called a hang in this test."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(RunConfig)}
     return float((defaults | chaos.limits | chaos.defaults)["hang_floor_ms"]) / 1000
 
 
 def longer_than_a_phase(chaos: Chaos) -> dict[str, Any]:
-    """Options of a job that works for longer than a phase of a step may take."""
+    """Return options of a job that works for longer than a phase of a step may take."""
     return {"seconds": 2.5 * hang_floor_s(chaos)}
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_an_unbroken_run(chaos: Chaos, world: int) -> None:
-    """Nothing is injected."""
+    """No rank is given up in a run without a fault."""
     is_left_alone(chaos, nodes=world)
 
 
@@ -46,14 +49,14 @@ def test_an_unbroken_run(chaos: Chaos, world: int) -> None:
     'Work between steps** that may be slow belongs into `trainer.long_phase("name")`.'
 )
 def test_a_long_evaluation(chaos: Chaos) -> None:
-    """One rank evaluates for longer than a phase may take, and has declared it; the others wait."""
+    """A rank evaluates for longer than a phase may take, as declared; the others wait."""
     is_left_alone(
         chaos, job=f"{JOBS}:evaluating", steps=20, options=longer_than_a_phase(chaos), twin=False
     )
 
 
 def test_work_between_two_steps_that_nobody_declared(chaos: Chaos) -> None:
-    """Saving, logging: outside of a step the limits are wide."""
+    """Saving or logging outside of a step has wide limits."""
     is_left_alone(
         chaos, job=f"{JOBS}:saving", steps=20, options=longer_than_a_phase(chaos), twin=False
     )
@@ -62,7 +65,7 @@ def test_work_between_two_steps_that_nobody_declared(chaos: Chaos) -> None:
 @pytest.mark.slow
 @pytest.mark.promise("shown as a long phase, never called a hang; the others wait")
 def test_a_long_compilation_in_the_middle_of_a_step(chaos: Chaos) -> None:
-    """One rank compiles, as torch does when something is new to it."""
+    """A rank compiles, as torch does for new code."""
     options = longer_than_a_phase(chaos)
     is_left_alone(chaos, job=f"{JOBS}:compiling", nodes=2, steps=20, options=options, twin=False)
 
@@ -82,7 +85,7 @@ def test_a_rank_that_starts_slowly(chaos: Chaos) -> None:
 
 @pytest.mark.parametrize("job", ["uneven", "growing"])
 def test_steps_of_different_length(chaos: Chaos, job: str) -> None:
-    """What is long for one step may be usual for the next."""
+    """A duration that is long for one step may be usual for the next."""
     is_left_alone(chaos, job=f"{JOBS}:{job}", steps=20, twin=False)
 
 
@@ -95,16 +98,15 @@ def test_a_rank_that_is_slow_within_the_limit(chaos: Chaos) -> None:
 @pytest.mark.promise("or the CPU time of the burning thread")
 def test_a_rank_that_shares_its_cpu(chaos: Chaos) -> None:
     """Another thread of the process takes half of a CPU for itself."""
-    fault = Straggle(
-        rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=1000
-    )  # until it was seen to burn
+    # lasts until its evidence has come
+    fault = Straggle(rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=1000)
     is_left_alone(chaos, fault, goal=all_took_effect(chaos, 1))
 
 
 @pytest.mark.promise("the kernel's count of times that it was throttled")
 @pytest.mark.skipif(bool(unavailable("cpu")), reason=unavailable("cpu"))
 def test_a_rank_with_a_share_of_a_cpu(chaos: Chaos) -> None:
-    """The kernel lets the process run for a part of each tenth of a second only."""
+    """The kernel lets the process run only for a part of each tenth of a second."""
     fault = Straggle(rank=1, at_step=AT, how="quota", cpu_fraction=0.15, steps=10)
     is_left_alone(chaos, fault, job="gpt", nodes=2, spares=0, steps=20, options={"size": "tiny"})
 
@@ -112,11 +114,11 @@ def test_a_rank_with_a_share_of_a_cpu(chaos: Chaos) -> None:
 @contextmanager
 def crowd(count: int) -> Iterator[None]:
     """Run ``count`` processes that do nothing but use a core."""
-    me = os.getpid()
+    parent = os.getpid()
     loops = [
         subprocess.Popen(
             [sys.executable, "-c", "while True: pass"],
-            preexec_fn=lambda: die_with_parent(me),  # noqa: PLW1509 -- as in chaoskit.cli.testing.test
+            preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509 -- as in chaoskit.cli.testing.test
         )
         for _ in range(count)
     ]
@@ -131,13 +133,13 @@ def crowd(count: int) -> Iterator[None]:
 @pytest.mark.promise("not counting time without a CPU", world=2)
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_crowded_machine(chaos: Chaos, world: int) -> None:
-    """Twice as many processes as cores compete with the ranks: waiting for a CPU is no hang."""
+    """Twice as many processes as cores compete with the ranks: to wait for a CPU is no hang."""
     with crowd(2 * (os.cpu_count() or 1)):
         is_left_alone(chaos, job="gpt", nodes=world, steps=20, options={"size": "tiny"}, twin=False)
 
 
 def test_a_hang_on_a_crowded_machine_is_found(chaos: Chaos) -> None:
-    """Beside as many processes: what leaves a rank alone that waits for a CPU still finds one that hangs."""
+    """The limits that spare a rank without a CPU still find a rank that hangs."""
     with crowd(2 * (os.cpu_count() or 1)):
         outcome = survives(chaos, Hang(rank=1, at_step=AT, how="gil"), steps=20, twin=False)
     assert [(record["rank"], record["cause"]) for record in outcome.records("detected")] == [

@@ -1,1 +1,1 @@
-"""The quickest suite: does this installation break and judge anything at all?"""
+"""Quickest suite: a check that this installation can break and judge runs."""

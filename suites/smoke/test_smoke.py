@@ -1,4 +1,4 @@
-"""A minute of chaos: does losing, freezing, poisoning or failing one rank cost anything?
+"""Smoke tests of a minute, in which a rank is lost, frozen, poisoned or fails.
 
 chaoskit test smoke
 """
@@ -19,7 +19,10 @@ STEPS = 40
     "A rank that imports, compiles or is in a declared `trainer.long_phase()` is never called hung."
 )
 def test_an_unbroken_run_raises_no_alarm(chaos: Chaos) -> None:
-    """Nothing is injected, so nothing may be detected; the tests of hangs show that the same limits find one."""
+    """A run without a fault has no detection.
+
+    The tests of hangs show that the same limits find one.
+    """
     outcome = chaos.run("gpt", steps=STEPS)
     assert outcome.false_alarms == 0
     assert outcome.recoveries == []
@@ -31,7 +34,7 @@ def test_an_unbroken_run_raises_no_alarm(chaos: Chaos) -> None:
 )
 @pytest.mark.parametrize("phase", ["forward", "backward", "reduce", "optimizer"])
 def test_a_killed_rank_costs_nothing(chaos: Chaos, phase: str) -> None:
-    """Whatever the rank was doing when it was killed, no step is lost and every loss stays the same."""
+    """A killed rank costs no step and changes no loss, whatever it was doing."""
     _costs_nothing(chaos, Kill(rank=2, at_step=12, phase=phase))
 
 
@@ -44,7 +47,7 @@ def test_losing_rank_zero_costs_nothing(chaos: Chaos) -> None:
 @pytest.mark.promise("one rank stops making progress; nothing tells the others", how="gil")
 @pytest.mark.parametrize("how", ["stop", "gil", "spin"])
 def test_a_hang_is_found_and_costs_nothing(chaos: Chaos, how: str) -> None:
-    """A rank that lives without moving is found, by whatever it hangs, and replaced."""
+    """A live rank that does not move is found and replaced, for each cause of its hang."""
     outcome = _costs_nothing(chaos, Hang(rank=1, at_step=12, how=how))
     assert ("stopped" if how == "stop" else "hung") in outcome.recovery.cause
 
@@ -65,13 +68,13 @@ def test_a_nan_is_never_committed(chaos: Chaos, where: str) -> None:
 
 
 def test_an_exception_in_one_rank_costs_nothing(chaos: Chaos) -> None:
-    """User code that fails on one rank only is replaced like a dead process."""
+    """A rank with an exception in user code is replaced like a dead process."""
     _costs_nothing(chaos, Raise(rank=1, at_step=12))
 
 
 @pytest.mark.promise("Each strikes once, however often its step is repeated.")
 def test_two_faults_in_one_run_cost_nothing(chaos: Chaos) -> None:
-    """The second fault finds the run as strong as the first one did."""
+    """The second fault meets a run that is as strong as before the first one."""
     outcome = chaos.run(
         "gpt",
         steps=STEPS,
@@ -84,7 +87,10 @@ def test_two_faults_in_one_run_cost_nothing(chaos: Chaos) -> None:
 @pytest.mark.promise("every loss has the same bits as in an unbroken run, at any world size")
 @pytest.mark.promise("it grows again at a step boundary when a replacement is warm")
 def test_without_a_spare_the_world_shrinks_and_grows_again(chaos: Chaos) -> None:
-    """Training goes on at once with three ranks, and is back at four when a replacement is warm: same bits."""
+    """Training goes on at once with three ranks, and with four when a replacement is warm.
+
+    The bits are those of the unbroken run.
+    """
     options = {"size": "tiny", "schedule_steps": 100}
     outcome = chaos.run(
         "gpt",

@@ -1,4 +1,6 @@
-"""Mistakes that a reader of the documentation alone believed to pass: see ``docs/canary/by-a-reader.md``."""
+"""Mistakes that a reader of the documentation alone expected to pass: see
+``docs/canary/by-a-reader.md``.
+"""
 
 from __future__ import annotations
 
@@ -129,11 +131,13 @@ def test_an_act_that_is_another_one(chaos: Chaos, name: str) -> None:
     check(outcome, expected)
 
 
-# -- directories and journals -----------------------------------------------------------------------------------------
+# -- directories and journals ----------------------------------------------------------------------
 
 
 def a_run(chaos: Chaos, number: int = 0) -> Path:
-    """The directory of a run of this session that passed; all of them have one plan."""
+    """Return the directory of a run of this session that passed; all of these runs have one
+    plan.
+    """
     key = f"run{number}"
     if key not in _runs:
         _runs[key] = Path(
@@ -169,8 +173,8 @@ def journal_copied(run: Path, other: Path) -> None:
 def other_clock(run: Path, other: Path) -> None:
     journals = Journals(run)
     for source, records in journals.files.items():
-        for one in records if "." in source else ():
-            one["t_ns"] -= 200_000_000
+        for record in records if "." in source else ():
+            record["t_ns"] -= 200_000_000
     journals.write()
 
 
@@ -202,11 +206,11 @@ def test_a_mistake_in_what_is_written(chaos: Chaos, tmp_path: Path, name: str) -
     check(judge_directory(run), expected)
 
 
-# -- commands ---------------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 
 def repeats(log: str) -> int:
-    """Lines of the log that show a step again."""
+    """Return the number of lines of the log that show a step again."""
     lines = [line.partition(" loss")[0] for line in log.splitlines() if "] step " in line]
     return len(lines) - len(set(lines))
 
@@ -234,7 +238,7 @@ def test_a_command(chaos: Chaos, name: str) -> None:
         faults=[Kill(rank=1, at_step=COMMAND_AT)],
         max_lost_steps=COMMAND_STEPS,
         twin=how
-        != "helper",  # an unbroken run with such helpers is refused, as if its ranks had been started again
+        != "helper",  # an unbroken run with such helpers is refused, as if its ranks had been restarted
         check=False,
     )
     require(is_planted(log_of(outcome)))
@@ -242,10 +246,13 @@ def test_a_command(chaos: Chaos, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "told"), [("one_rank", "rank 1 never came back"), ("helper", "which of them trained")]
+    ("how", "told"),
+    [("one_rank", "rank 1 was never started again"), ("helper", "which of them trained")],
 )
 def test_without_a_twin_the_node_tells_of_the_ranks(chaos: Chaos, how: str, told: str) -> None:
-    """Its word alone shows them: no log of an unbroken run has more lines."""
+    """The node's messages alone show these ranks, since there is no log of an unbroken run to
+    compare with.
+    """
     outcome = chaos.run(
         command=[sys.executable, str(COMMAND), how, str(COMMAND_STEPS), "0.02"],
         watch=WATCH,

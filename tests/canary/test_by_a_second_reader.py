@@ -1,4 +1,6 @@
-"""Mistakes that a reader of documentation and judge believed to pass: see ``docs/canary/by-a-second-reader.md``."""
+"""Mistakes that a reader of documentation and judge expected to pass: see
+``docs/canary/by-a-second-reader.md``.
+"""
 
 from __future__ import annotations
 
@@ -62,13 +64,13 @@ _GROWS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One mistake.
+    """A mistake, and the verdict that it must get.
 
     Attributes:
         expected: the verdict that the documentation promises.
-        options: of the job; ``how`` is the mistake.
-        plan: of the run.
-        function: of the job.
+        options: options of the job; ``how`` is the mistake.
+        plan: arguments of the run.
+        function: name of the job's train function.
     """
 
     expected: Verdict
@@ -127,17 +129,18 @@ HARMLESS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def contributed(outcome: Outcome) -> bool:
-    """Whether the rank that was struck contributed to the step in which the fault was due."""
+    """Return whether the struck rank contributed to the step in which the fault was due."""
     records = journals_of(outcome)
-    (struck,) = (one["worker"] for one in records if one.event == Event.INJECTED)
+    (struck,) = (record["worker"] for record in records if record.event == Event.INJECTED)
     return any(
-        one.event == Event.REDUCE and (one.source, one["step"]) == (struck, AT) for one in records
+        record.event == Event.REDUCE and (record.source, record["step"]) == (struck, AT)
+        for record in records
     )
 
 
 def lost_nodes(outcome: Outcome) -> set[str]:
-    """By the coordinator's word."""
-    return {one["node"] for one in journals_of(outcome) if one.event == Event.NODE_LOST}
+    """Return the nodes that the coordinator recorded as lost."""
+    return {record["node"] for record in journals_of(outcome) if record.event == Event.NODE_LOST}
 
 
 #: Faults that do another thing than was asked for -> the faults, the mistake of the job, and whether it was made.
@@ -161,12 +164,12 @@ ACTS: dict[str, tuple[list[Fault], str, Callable[[Outcome], bool]]] = {
     "20_left_stopped": (
         [KillAndStop(rank=1, at_step=AT)],
         "none",
-        lambda outcome: [state(one.pid) for one in KillAndStop.stopped] == ["T"],
+        lambda outcome: [state(process.pid) for process in KillAndStop.stopped] == ["T"],
     ),
     "21_lazy_second": (
         [LazyKill(rank=1, at_step=AT), _KILL],
         "none",
-        lambda outcome: [one.state for one in outcome.faults] == ["confirmed", "confirmed"],
+        lambda outcome: [fault.state for fault in outcome.faults] == ["confirmed", "confirmed"],
     ),
 }
 
@@ -224,11 +227,11 @@ def test_an_act_that_is_another_one(chaos: Chaos, name: str) -> None:
     check(outcome, Verdict.ERROR)
 
 
-# -- directories and journals -----------------------------------------------------------------------------------------
+# -- directories and journals ----------------------------------------------------------------------
 
 
 def a_run(chaos: Chaos, **plan: Any) -> Path:
-    """The directory of a run of this session that passed."""
+    """Return the directory of a run of this session that passed."""
     key = repr(plan)
     if key not in _runs:
         _runs[key] = Path(chaos.run(f"{JOB}:train", faults=[_KILL], **{**_PLAN, **plan}).directory)
@@ -244,16 +247,16 @@ def drop(run: Path, is_dropped: Callable[[str, dict[str, Any]], bool]) -> None:
 
 
 def one_state_missing(run: Path, other: Path) -> None:
-    drop(run, lambda source, one: source == "node2.0" and one["event"] == Event.STATE)
+    drop(run, lambda source, record: source == "node2.0" and record["event"] == Event.STATE)
 
 
 def undone_missing(run: Path, other: Path) -> None:
-    drop(run, lambda source, one: one["event"] == Event.UNDONE)
+    drop(run, lambda source, record: record["event"] == Event.UNDONE)
 
 
 def change(run: Path, name: str, **values: Any) -> None:
-    told = json.loads((run / name).read_text())
-    (run / name).write_text(json.dumps(told | values))
+    content = json.loads((run / name).read_text())
+    (run / name).write_text(json.dumps(content | values))
 
 
 def reference_cut(run: Path, other: Path) -> None:
@@ -295,16 +298,16 @@ def test_a_mistake_in_what_is_written(chaos: Chaos, tmp_path: Path, name: str) -
     check(judge_directory(run), Verdict.UNKNOWN)
 
 
-# -- commands ---------------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 
 def shown_by(rank: int, log: str) -> int:
-    """How many lines of the log a rank has written."""
+    """Return the number of lines of the log that ``rank`` has written."""
     return log.count(f"[rank{rank}] step")
 
 
 def struck_at_the_end(outcome: Outcome) -> bool:
-    """Whether all steps were shown when the fault struck, and none after it."""
+    """Return whether all steps were shown when the fault struck, and none after it."""
     injected_s = outcome.faults[0].injected_s
     return injected_s is not None and all(point.at_s <= injected_s for point in outcome.steps)
 

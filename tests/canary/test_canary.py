@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "canary" / "canary.md"
 
 
 def rows_of(section: str) -> list[str]:
-    """The rows of the table in a section of the page, without its head."""
+    """Return the rows of the table in a section of the page, without its head."""
     text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     return [line for line in text.splitlines() if line.startswith("| ")][1:]
 
@@ -23,8 +23,8 @@ def row_of(mistake: Mistake) -> str:
 
 
 def harmless_rows() -> list[str]:
-    journals = [f"| {one.name} | journals, in each cell |" for one in IN_JOURNALS]
-    return [*journals, *(f"| {one.name} | the run, in `exact` |" for one in IN_RUNS)]
+    journals = [f"| {change.name} | journals, in each cell |" for change in IN_JOURNALS]
+    return [*journals, *(f"| {change.name} | the run, in `exact` |" for change in IN_RUNS)]
 
 
 def _cell(mistake: Mistake, cell: str) -> str:
@@ -66,4 +66,4 @@ def test_each_mistake_has_something_to_say_of_each_cell() -> None:
 
 
 def test_each_mistake_of_the_jobs_is_tried() -> None:
-    assert {mistake.how for mistake in MISTAKES} == set(wrong_jobs.mistakes())
+    assert {mistake.function for mistake in MISTAKES} == set(wrong_jobs.mistakes())

@@ -1,7 +1,9 @@
-"""The product has no switch for the mistakes that its verdicts are tried with: they are made from outside.
+"""The product has no switch for the mistakes with which its verdicts are tested; they are made from
+outside.
 
-What is checked is names: no file of the product, and no setting, option or environment variable in it, names a mistake
-of the canary, its jobs, or the file by which a mistake is ordered. A switch under a name of its own would not be seen.
+The test looks for names: no file of the product, and no setting, option or environment variable in
+it, names a mistake of the canary, its jobs, or the file that orders a mistake. A switch with a name
+of its own would not be found.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _KEYWORDS = {"sabotage", "wrong_jobs", "wrong_worker", "mistake.json"}
 
 
 def product() -> list[Path]:
-    """Every module of the product: all but suites, tests and benchmarks."""
+    """Return every module of the product, which is all but suites, tests and benchmarks."""
     return sorted(
         path
         for folder in ("chaoskit", "faults", "fixtures")
@@ -27,7 +29,7 @@ def product() -> list[Path]:
 
 
 def words_of(source: str) -> Iterator[str]:
-    """Names and texts of a module, but no comments."""
+    """Yield the names and texts of a module, without its comments."""
     for node in ast.walk(ast.parse(source)):
         for field in ("id", "attr", "arg", "name", "module"):
             if isinstance(word := getattr(node, field, None), str):
@@ -37,22 +39,22 @@ def words_of(source: str) -> Iterator[str]:
 
 
 def named_in(source: str) -> set[str]:
-    """Which of the words that only the canary has are in a module."""
+    """Return the words of a module that only the canary has."""
     banned = {*wrong_jobs.mistakes(), *_KEYWORDS}
-    return {one for word in words_of(source) for one in banned if one in word}
+    return {mistake for word in words_of(source) for mistake in banned if mistake in word}
 
 
 def test_no_module_names_a_mistake() -> None:
-    found = {
+    modules = {
         str(path.relative_to(ROOT)): named
         for path in product()
         if (named := named_in(path.read_text()))
     }
-    assert found == {}
+    assert modules == {}
 
 
 def test_a_switch_would_be_found() -> None:
-    """In a name, an option, or an environment variable."""
+    """A switch in a name, an option, or an environment variable is found."""
     for source in (
         "def advance(self, *, skips_the_update=False): ...",
         "if os.environ.get('CHAOSKIT_HALVES_WEIGHTS'.lower()) or config.halves_weights: ...",
@@ -68,11 +70,11 @@ def test_the_import_contract_names_every_part_of_the_product() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
         "contracts"
     ]
-    (contract,) = [one for one in contracts if one["id"] == "canary"]
+    (contract,) = [candidate for candidate in contracts if candidate["id"] == "canary"]
     parts = {
         path.stem
         for path in (ROOT / "chaoskit").iterdir()
         if (path / "__init__.py").exists() or path.suffix == ".py"
     }
-    wanted = {f"chaoskit.{part}" for part in parts - {"__init__"}} | {"chaoskit.fixtures"}
-    assert set(contract["source_modules"]) == wanted
+    expected_modules = {f"chaoskit.{part}" for part in parts - {"__init__"}} | {"chaoskit.fixtures"}
+    assert set(contract["source_modules"]) == expected_modules

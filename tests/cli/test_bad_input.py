@@ -1,7 +1,8 @@
-"""Bad input on the command line and in tests: one line with the option as typed, status 2, nothing is started.
+"""Bad input on the command line and in tests: one line with the option as typed, status 2, and
+nothing is started.
 
-The cases of the command line run in this process, through the function that the command ``chaoskit`` calls; those of
-pytest in sessions of their own, where the test fails with one line.
+Cases of the command line run in this process, through the function that the command ``chaoskit``
+calls. Cases of pytest run in sessions of their own, where the test fails with one line.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ launch gpt:                                          | SCRIPT gpt:: name a funct
 launch directory                                     | SCRIPT directory: name a reference job
 launch train.py:missing                              | SCRIPT % define a function missing(trainer, ...)
 launch empty.py                                      | SCRIPT % define a function train(trainer, ...)
-launch syntax.py                                     | SCRIPT % mend the syntax error in line 1
+launch syntax.py                                     | SCRIPT % correct the syntax error in line 1
 launch binary.py                                     | SCRIPT % name a Python file that can be read
 launch async.py                                      | SCRIPT % define train without async
 launch no_arguments.py                               | SCRIPT % let train take the trainer
@@ -187,7 +188,7 @@ launch gpt --rules braces.yaml                       | --rules braces.yaml: mend
 launch gpt --rules number.yaml                       | --rules number.yaml: write a list of rules
 launch gpt --rules zero.yaml                         | --rules zero.yaml: mend it
 launch gpt --rules directory                         | --rules directory: name a file that can be read
-launch gpt --rules pattern.yaml                      | % mend the regular expression
+launch gpt --rules pattern.yaml                      | % correct the regular expression
 launch gpt --port -1                                 | --port -1: choose a port
 launch gpt --port 70000                              | --port 70000: choose a port
 launch gpt --control-port 70000                      | --control-port 70000: choose a port
@@ -223,14 +224,14 @@ history export list.json --format xml                | --format xml: use one of 
 history prune missing --older-than-days 3            | STORE missing: name a history
 history prune missing --older-than-days 0            | --older-than-days 0: use a value greater than
 sla lint missing.yaml                                | FILE missing.yaml: name a file that can be read
-sla lint list.json                                   | FILE list.json: mend it
-sla check list.json missing                          | FILE list.json: mend it
-sla export list.json                                 | FILE list.json: mend it
+sla lint list.json                                   | FILE list.json: correct the file
+sla check list.json missing                          | FILE list.json: correct the file
+sla export list.json                                 | FILE list.json: correct the file
 replay unknown_fault.json                            | % use one of Kill
 replay rank7.json                                    | rank=7: in rank7.json, use a rank from 0 to 1
 replay step_two.json                                 | faults[0].at_step='two': in step_two.json
 replay no_list.json                                  | faults='Kill': in no_list.json
-replay no_job.json                                   | job: in no_job.json, give a job or a command
+replay no_job.json                                   | job: in no_job.json, give either a job or a command
 replay no_setting.json                               | settings.nodez=2: in no_setting.json
 replay old_setting.json                              | settings.strike_window_s=2: in old_setting.json
 replay negative.json                                 | steps=-5: in negative.json, use 1 or more
@@ -251,7 +252,7 @@ top                                                  | RUN_DIR: name the directo
 top nowhere                                          | RUN_DIR nowhere: name the directory of a run
 top file                                             | RUN_DIR file: name the directory of a run
 top run --minutes 0                                  | --minutes 0: use a value greater than or equal to 0.1
-trace                                                | --otlp-endpoint: name a receiver, or a file by --file
+trace                                                | --otlp-endpoint: name a receiver, or give --file
 trace run --file out.json                            | RUN_DIR run: name a run of this version
 trace run --otlp-endpoint nowhere                    | --otlp-endpoint nowhere: write the address
 scale                                                | SIZE: it is missing
@@ -276,8 +277,8 @@ node cordon node3                                    | --reason: it is missing
 node cordon '' --reason x                            | NODE: give it a value
 node cordon node3 --reason ''                        | --reason '': give it a value
 node uncordon node9 --reason x                       | NODE node9: name a node
-node drain node1                                     | --grace-s: leave out --grace-s or --cancel
-node drain node1 --grace-s 5 --cancel                | --grace-s 5: leave out
+node drain node1                                     | --grace-s: give either --grace-s or --cancel
+node drain node1 --grace-s 5 --cancel                | --grace-s 5: give either
 node drain node1 --grace-s 5 --run nowhere           | --run nowhere: name the directory of a run
 checkpoint                                           | command: it is missing
 checkpoint list nowhere                              | DIRECTORY nowhere: name a directory of snapshots
@@ -296,7 +297,7 @@ rules                                                | command: it is missing
 rules lint                                           | command lint: no such command; see chaoskit rules --help
 rules test missing log.txt                           | RULES missing: name a file that can be read
 rules test no_rules.yaml log.txt                     | RULES no_rules.yaml: write a list of rules
-rules test pattern.yaml log.txt                      | % mend the regular expression
+rules test pattern.yaml log.txt                      | % correct the regular expression
 rules test rules.yaml missing                        | LOG missing: name a file that can be read
 rules test rules.yaml directory                      | LOG directory: name a file that can be read
 rules test rules.yaml no_times.txt                   | % record lines with ISO 8601
@@ -343,7 +344,7 @@ def _cases() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files with damage of many kinds."""
+    """Return a directory with files that are damaged in many ways."""
     root = tmp_path_factory.mktemp("bad")
     for name, content in _FILES.items():
         path = root / name
@@ -364,18 +365,18 @@ def test_one_line_names_what_was_typed(
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     before = {path for path in folder.iterdir() if path.name != "state"}
     status = run(shlex.split(typed))
-    said = capfd.readouterr().err
-    assert status == 2, said
-    assert said.count("\n") == 1, said
+    errors = capfd.readouterr().err
+    assert status == 2, errors
+    assert errors.count("\n") == 1, errors
     start, _, end = says.partition("%")
-    assert said.startswith(f"chaoskit: {start}"), said
-    assert end.strip() in said
+    assert errors.startswith(f"chaoskit: {start}"), errors
+    assert end.strip() in errors
     assert {path for path in folder.iterdir() if path.name != "state"} == before, (
         "something was written"
     )
 
 
-# -- in tests -----------------------------------------------------------------------------------------------------
+# -- in tests --------------------------------------------------------------------------------------
 
 #: Arguments of the marker, and what the line says.
 _MARKERS = {
@@ -423,7 +424,7 @@ _MARKERS = {
 
 
 def test_a_test_fails_with_one_line(pytester: pytest.Pytester) -> None:
-    """The markers stand in one file; every test of it fails before anything is started."""
+    """All markers stand in one file, and every test of it fails before anything is started."""
     tests = ["from chaoskit import LogPatterns", "from faults import Delay, Kill, NaN"]
     tests += [r"WATCH = LogPatterns(step=r'step (\d+)')"]
     for number, arguments in enumerate(_MARKERS):
@@ -432,10 +433,10 @@ def test_a_test_fails_with_one_line(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("\n".join(tests))
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--tb=short")
     assert done.ret == 2
-    said = done.stdout.str()
-    assert "Traceback" not in said
-    lines = [line for line in said.splitlines() if line.startswith("bad input: ")]
-    assert len(lines) == len(_MARKERS), said
+    output = done.stdout.str()
+    assert "Traceback" not in output
+    lines = [line for line in output.splitlines() if line.startswith("bad input: ")]
+    assert len(lines) == len(_MARKERS), output
     missed = [
         (line, says)
         for line, says in zip(lines, _MARKERS.values(), strict=True)
@@ -478,9 +479,9 @@ def test_an_option_of_pytest_is_refused(
     pytester.makeini(f"[pytest]\n{ini}\n")
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    said = done.stdout.str() + done.stderr.str()
-    assert says in said
-    assert "Traceback" not in said
+    output = done.stdout.str() + done.stderr.str()
+    assert says in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""``chaoskit canary``: a table of mistakes with the checks that find them, and a status that says if one passed."""
+"""Tests of ``chaoskit canary``: a table of mistakes with the checks that find them, and a status
+for those that passed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chaoskit.cli.testing.canary import Tried, read_report
+from chaoskit.cli.testing.canary import CanaryResult, read_report
 from chaoskit.errors import HarnessError
 
 LIMIT_S = 280.0
@@ -24,12 +26,9 @@ runs.order = lambda directory, mistake, when: None
 
 
 def canary(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, in a directory of its own."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(directory),
-        "XDG_CACHE_HOME": str(directory / "cache"),
-    }
+    """Run the command in a directory of its own."""
+    path = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(directory / "cache")}
     command = [sys.executable, "-m", "chaoskit", "canary", *arguments]
     return subprocess.run(
         command,
@@ -47,10 +46,10 @@ def canary(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.slow
 def test_a_mistake_that_is_found_is_told_with_its_check(tmp_path: Path) -> None:
     done = canary(tmp_path, "--report", "found", "--json", *PICK)
-    told = json.loads(done.stdout)
-    assert done.returncode == told["exit_code"] == 0, done.stderr
-    (one,) = told["tried"]
-    assert one == {
+    report = json.loads(done.stdout)
+    assert done.returncode == report["exit_code"] == 0, done.stderr
+    (row,) = report["tried"]
+    assert row == {
         "what": "weights are halved (the first step after a recovery)",
         "cell": "exact",
         "check": "losses equal the twin's",
@@ -66,8 +65,8 @@ def test_a_mistake_that_passes_is_shown_and_fails(tmp_path: Path) -> None:
     done = canary(tmp_path, "--report", "passed", "-p", "faithful", *PICK)
     assert done.returncode == 1, done.stderr
     assert "mistakes: 1, known limits: 0, harmless changes: 0, wrong verdicts: 1" in done.stdout
-    (one,) = read_report(tmp_path / "passed" / "canary.xml")
-    assert (one.verdict, one.is_wrong) == ("passed", True)
+    (row,) = read_report(tmp_path / "passed" / "canary.xml")
+    assert (row.verdict, row.is_wrong) == ("passed", True)
 
 
 def test_bad_input_starts_nothing(tmp_path: Path) -> None:
@@ -83,7 +82,7 @@ def test_help_teaches_by_an_example(tmp_path: Path) -> None:
 
 def test_only_a_mistake_may_not_pass() -> None:
     def is_wrong(verdict: str, kind: str) -> bool:
-        return Tried("", "", "", verdict, kind).is_wrong
+        return CanaryResult("", "", "", verdict, kind).is_wrong
 
     assert [is_wrong("passed", kind) for kind in ("mistake", "limit", "harmless")] == [
         True,
@@ -107,12 +106,12 @@ def test_a_report_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 def test_tests_that_try_nothing_are_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "report.xml"
-    told = {"what": "w", "cell": "exact", "check": "c", "verdict": "failed", "kind": "mistake"}
+    fields = {"what": "w", "cell": "exact", "check": "c", "verdict": "failed", "kind": "mistake"}
     rows = "".join(
-        f'<property name="canary.{name}" value="{value}"/>' for name, value in told.items()
+        f'<property name="canary.{name}" value="{text}"/>' for name, text in fields.items()
     )
     path.write_text(
         f"<testsuites><testsuite><testcase name='one'/><testcase name='two'><properties>{rows}</properties></testcase>"
         "</testsuite></testsuites>"
     )
-    assert list(read_report(path)) == [Tried(**told)]
+    assert list(read_report(path)) == [CanaryResult(**fields)]

@@ -1,4 +1,6 @@
-"""``chaoskit checkpoint``: what it says, its exit codes, and that a drill finds what does not restore."""
+"""Tests of ``chaoskit checkpoint``: its output, its exit codes, and drills that find what cannot be
+restored.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,13 @@ from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.cli.app import run
 from chaoskit.fixtures.s3_server import S3Server
 from chaoskit.substrate.object_store.proxy import ObjectProxy
-from chaoskit.substrate.object_store.troubles import Reply
+from chaoskit.substrate.object_store.troubles import ErrorReply
 
 
 class Command:
-    """The command line in this process: what it prints, after its exit code was checked."""
+    """A runner of the command line in this process; it checks the exit code and returns the
+    output.
+    """
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -39,9 +43,9 @@ class Command:
         printed = self._capsys.readouterr()
         return printed.out or printed.err
 
-    def told(self, *arguments: object, code: int = 0) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.run(*arguments, "--json", code=code))
-        return found
+    def run_json(self, *arguments: object, code: int = 0) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self.run(*arguments, "--json", code=code))
+        return content
 
 
 @pytest.fixture
@@ -51,7 +55,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three snapshots; one file of the newest is damaged."""
+    """Return a directory with three snapshots; one file of the newest is damaged."""
     tier = DiskTier(tmp_path / "root", retention=Retention(keep_last=0))
     for step in (10, 20, 30):
         tensors = {
@@ -72,16 +76,18 @@ def test_list_and_verify(command: Command, root: Path) -> None:
     assert [line.split()[0] for line in command.run("list", root).splitlines()[1:]] == [
         f"step-{step:09}.g0" for step in (30, 20, 10)
     ]
-    assert command.told("list", root)["snapshots"][0]["tensors"] == 4
+    assert command.run_json("list", root)["snapshots"][0]["tensors"] == 4
     assert "step-000000020.g0  whole" in command.run("verify", root, "--step", 20)
-    assert "step-000000030.g0  damaged: __0_0.distcp is not what was written" in command.run(
+    assert "step-000000030.g0  damaged: __0_0.distcp was changed in its bytes" in command.run(
         "verify", root, code=1
     )
-    found = command.told("verify", root, "--quarantine", code=1)
-    assert found["verdict"] == "failed"
-    assert [bool(one["damage"]) for one in found["snapshots"]] == [True, False, False]
-    assert command.told("verify", root)["verdict"] == "passed"
-    assert [name[:17] for name in command.told("list", root)["quarantine"]] == ["step-000000030.g0"]
+    verified = command.run_json("verify", root, "--quarantine", code=1)
+    assert verified["verdict"] == "failed"
+    assert [bool(snapshot["damage"]) for snapshot in verified["snapshots"]] == [True, False, False]
+    assert command.run_json("verify", root)["verdict"] == "passed"
+    assert [name[:17] for name in command.run_json("list", root)["quarantine"]] == [
+        "step-000000030.g0"
+    ]
 
 
 @pytest.mark.slow
@@ -89,8 +95,8 @@ def test_list_and_verify(command: Command, root: Path) -> None:
 @pytest.mark.costly
 def test_a_drill_proves_that_it_restores(command: Command, root: Path) -> None:
     assert "does not restore: __0_0.distcp" in command.run("restore-drill", root, code=1)
-    found = command.told("restore-drill", root, "--step", 20)
-    assert (found["verdict"], found["tensors"], found["objects"], found["differ"]) == (
+    drill = command.run_json("restore-drill", root, "--step", 20)
+    assert (drill["verdict"], drill["tensors"], drill["objects"], drill["differ"]) == (
         "passed",
         4,
         1,
@@ -103,32 +109,36 @@ def test_a_drill_proves_that_it_restores(command: Command, root: Path) -> None:
 
 @pytest.mark.costly
 def test_a_drill_finds_what_torch_reads_differently(command: Command, root: Path) -> None:
-    """The manifest and ``.metadata`` disagree: each is what was written, and only a load shows it."""
+    """The manifest and ``.metadata`` disagree: each is as it was written, and only a load shows the
+    difference.
+    """
     path = root / "step-000000020.g0"
     manifest = decode_manifest((path / "manifest.json").read_bytes())
-    containers = {item.path: item.container for item in manifest.items}
+    containers = {tensor.path: tensor.container for tensor in manifest.items}
     lie = [
-        msgspec.structs.replace(item, container=containers["other"]) if item.path == "w" else item
-        for item in manifest.items
+        msgspec.structs.replace(tensor, container=containers["other"])
+        if tensor.path == "w"
+        else tensor
+        for tensor in manifest.items
     ]
     for name in (".metadata", "manifest.json"):
         (path / name).unlink()
-    entry = write_file(
+    metadata_file = write_file(
         path / ".metadata", encode_metadata(msgspec.structs.replace(manifest, items=tuple(lie)))
     )
-    files = (*manifest.files[:-1], entry)
+    files = (*manifest.files[:-1], metadata_file)
     write_file(path / "manifest.json", msgspec.structs.replace(manifest, files=files).encode())
     Snapshot.open(path).verify()
-    assert command.told("restore-drill", root, "--step", 20, code=1)["differ"] == ["w"]
+    assert command.run_json("restore-drill", root, "--step", 20, code=1)["differ"] == ["w"]
 
 
 def test_prune(command: Command, root: Path) -> None:
     assert command.run("prune", root, "--keep-last", 1, "--dry-run").splitlines() == [
         "would delete step-000000010.g0"
     ]
-    assert command.told("prune", root, "--keep-last", 1)["deleted"] == ["step-000000010.g0"]
+    assert command.run_json("prune", root, "--keep-last", 1)["deleted"] == ["step-000000010.g0"]
     assert command.run("prune", root, "--keep-last", 1).strip() == "nothing to delete"
-    assert [one["step"] for one in command.told("list", root)["snapshots"]] == [
+    assert [snapshot["step"] for snapshot in command.run_json("list", root)["snapshots"]] == [
         30,
         20,
     ]  # the damaged one, and the good one
@@ -137,18 +147,23 @@ def test_prune(command: Command, root: Path) -> None:
 def test_bad_input(command: Command, root: Path, tmp_path: Path) -> None:
     assert "name a directory" in command.run("list", tmp_path / "nowhere", code=2)
     assert "use one of 30, 20, 10" in command.run("verify", root, "--step", 11, code=2)
-    assert command.told("prune", root, "--keep-last", "-1", code=2)["error"]["field"] == "keep_last"
+    assert (
+        command.run_json("prune", root, "--keep-last", "-1", code=2)["error"]["field"]
+        == "keep_last"
+    )
     (tmp_path / "empty").mkdir()
-    assert command.told("verify", tmp_path / "empty", code=10)["verdict"] == "unknown"
+    assert command.run_json("verify", tmp_path / "empty", code=10)["verdict"] == "unknown"
     assert "nothing to restore" in command.run("restore-drill", tmp_path / "empty", code=10)
     assert "no snapshots" in command.run("list", tmp_path / "empty")
 
 
-# -- behind a URL -------------------------------------------------------------------------------------------------
+# -- behind a URL ----------------------------------------------------------------------------------
 
 
 class Behind:
-    """Snapshots of steps 10 to 30 behind a URL; a byte of the newest was changed after it was committed."""
+    """A copy of the snapshots of steps 10 to 30 behind a URL; a byte of the newest was changed
+    after its commit.
+    """
 
     def __init__(self, root: Path, url: str, endpoint: str = "") -> None:
         self.url, self.options = url, ["--endpoint", endpoint] if endpoint else []
@@ -176,16 +191,16 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["file", "s3"])
 def behind(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> Iterator[Behind]:
     if request.param == "file":
-        found = Behind(root, f"file://{tmp_path}/mount/run")
+        behind = Behind(root, f"file://{tmp_path}/mount/run")
     else:
         pytest.importorskip("s3fs", reason="no S3 client here: pip install 'chaoskit[s3]'")
         request.getfixturevalue("credentials")
         server: S3Server = request.getfixturevalue("s3_server")
         bucket = f"inspected-{abs(hash(tmp_path)) % 10**12}"
         server.make_bucket(bucket)
-        found = Behind(root, f"s3://{bucket}/run", server.url)
-    yield found
-    found.tier.close()
+        behind = Behind(root, f"s3://{bucket}/run", server.url)
+    yield behind
+    behind.tier.close()
 
 
 @pytest.mark.slow(behind="s3")
@@ -196,14 +211,16 @@ def behind(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> Iterat
 def test_behind_a_url(
     command: Command, behind: Behind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same commands say the same, and what they set aside is set aside for every restore."""
+    """The commands print the same for a URL, and what they quarantine is quarantined for every
+    restore.
+    """
     steps = [30, 20, 10]
     names = [f"step-{step:09}.g0" for step in steps]
     assert [
         line.split()[0] for line in command.run(*behind.arguments("list")).splitlines()[1:]
     ] == names
-    found = command.told(*behind.arguments("verify"), code=1)
-    assert [(one["path"], bool(one["damage"])) for one in found["snapshots"]] == [
+    verified = command.run_json(*behind.arguments("verify"), code=1)
+    assert [(snapshot["path"], bool(snapshot["damage"])) for snapshot in verified["snapshots"]] == [
         (f"{behind.url}/{name}", name == names[0]) for name in names
     ]
     (tmp_path / "place").mkdir()
@@ -211,7 +228,7 @@ def test_behind_a_url(
     assert "does not restore: chunk 0 of __0_0.distcp" in command.run(
         *behind.arguments("restore-drill"), code=1
     )
-    drill = command.told(*behind.arguments("restore-drill", "--step", 20))
+    drill = command.run_json(*behind.arguments("restore-drill", "--step", 20))
     assert (drill["verdict"], drill["tensors"], drill["objects"], drill["download_s"] > 0) == (
         "passed",
         4,
@@ -221,7 +238,7 @@ def test_behind_a_url(
     assert not list((tmp_path / "place").iterdir()), "nothing of the download is left"
 
     pruning = behind.arguments("prune", "--keep-last", 1)
-    assert command.told(*pruning, "--dry-run")["deleted"] == names[2:], (
+    assert command.run_json(*pruning, "--dry-run")["deleted"] == names[2:], (
         "the newest that is whole stays, too"
     )
     assert behind.tier.names() == names
@@ -230,12 +247,12 @@ def test_behind_a_url(
     )
     assert behind.tier.names() == names[1:]
     behind.tier.store.put("step-000000040.g0/__0_0.distcp", b"an upload that broke off")
-    listed = command.told(*behind.arguments("list"))
-    assert [one["step"] for one in listed["snapshots"]] == steps[1:]
+    listed = command.run_json(*behind.arguments("list"))
+    assert [snapshot["step"] for snapshot in listed["snapshots"]] == steps[1:]
     assert (listed["quarantine"], listed["staging"]) == (names[:1], ["step-000000040.g0"])
     assert command.run(*pruning).splitlines() == [f"deleted {names[2]}"]
     assert "nothing to delete" in command.run(*pruning)
-    assert command.told(*behind.arguments("verify"))["verdict"] == "passed"
+    assert command.run_json(*behind.arguments("verify"))["verdict"] == "passed"
     behind.tier.store.put(f"{names[1]}/manifest.json", b"{}")
     assert "damaged: the manifest" in command.run(*behind.arguments("list"))
     assert "damaged: the manifest" in command.run(*behind.arguments("verify"), code=1)
@@ -249,7 +266,7 @@ def test_urls_that_cannot_be_used(command: Command, tmp_path: Path) -> None:
     assert "write http://HOST:PORT" in command.run(
         "list", "s3://bucket/run", "--endpoint", "minio:9000", code=2
     )
-    assert command.told("prune", "nonsense://x/y", code=2)["error"]["field"] == "url"
+    assert command.run_json("prune", "nonsense://x/y", code=2)["error"]["field"] == "url"
     assert "no snapshots" in command.run("list", f"file://{tmp_path}")
     assert "nothing to restore" in command.run("restore-drill", f"file://{tmp_path}", code=10)
 
@@ -259,36 +276,42 @@ def test_a_store_that_does_not_do_it(
     command: Command, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("s3fs", reason="no S3 client here: pip install 'chaoskit[s3]'")
-    there = ["--endpoint", s3_server.url]
-    assert "create the bucket" in command.run("list", "s3://no-such-bucket/run", *there, code=2)
-    told = command.told("verify", "s3://no-such-bucket/run", *there, code=2)
-    assert (told["error"]["field"], told["error"]["value"]) == ("root", "s3://no-such-bucket/run")
-    nobody = ["--endpoint", "http://127.0.0.1:9", "--deadline-s", "0.2"]
+    endpoint = ["--endpoint", s3_server.url]
+    assert "create the bucket" in command.run("list", "s3://no-such-bucket/run", *endpoint, code=2)
+    refused = command.run_json("verify", "s3://no-such-bucket/run", *endpoint, code=2)
+    assert (refused["error"]["field"], refused["error"]["value"]) == (
+        "root",
+        "s3://no-such-bucket/run",
+    )
+    closed_port = ["--endpoint", "http://127.0.0.1:9", "--deadline-s", "0.2"]
     for action in ("list", "verify", "restore-drill", "prune"):
         assert "cannot list snapshots, tried" in command.run(
-            action, "s3://bucket/run", *nobody, code=2
+            action, "s3://bucket/run", *closed_port, code=2
         )
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert "give credentials" in command.run("list", "s3://bucket/run", *there, code=2)
+    assert "give credentials" in command.run("list", "s3://bucket/run", *endpoint, code=2)
 
 
 @pytest.mark.usefixtures("credentials")
 def test_what_may_not_be_set_aside_is_said(
     command: Command, s3_server: S3Server, s3_proxy: ObjectProxy, root: Path, tmp_path: Path
 ) -> None:
-    """Whoever asks for it may have no right to write: then it must not look as if it were done."""
+    """The user of the command may have no right to write: the failed quarantine must not look
+    successful.
+    """
     pytest.importorskip("s3fs", reason="no S3 client here: pip install 'chaoskit[s3]'")
     bucket = f"read-only-{abs(hash(tmp_path)) % 10**12}"
     s3_server.make_bucket(bucket)
     Behind(root, f"s3://{bucket}/run", s3_server.url).tier.close()
-    s3_proxy.impose(Reply(403, methods=("PUT",)))
+    s3_proxy.impose(ErrorReply(403, methods=("PUT",)))
     verify = ["verify", f"s3://{bucket}/run", "--endpoint", s3_proxy.url, "--step", 30]
     assert "damaged: chunk 0" in command.run(*verify, code=1)
     assert (
-        "check the credentials" in command.told(*verify, "--quarantine", code=2)["error"]["remedy"]
+        "check the credentials"
+        in command.run_json(*verify, "--quarantine", code=2)["error"]["remedy"]
     )
 
 
@@ -299,6 +322,6 @@ def test_a_drill_asks_for_room_before_it_downloads(command: Command, tmp_path: P
     store.mkdir(parents=True)
     (store / "manifest.json").write_bytes(Manifest(step=1, files=(file,), items=()).encode())
     assert (
-        command.told("restore-drill", f"file://{store.parent}", code=2)["error"]["field"]
+        command.run_json("restore-drill", f"file://{store.parent}", code=2)["error"]["field"]
         == "TMPDIR"
     )

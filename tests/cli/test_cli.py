@@ -1,4 +1,4 @@
-"""The command line, as a user runs it: real processes, on terminals and pipes."""
+"""Tests of the command line as a user runs it: real processes, on terminals and pipes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from chaoskit.wire.messages import (
     Endpoint,
     Heartbeat,
     Member,
+    OfferedSnapshot,
     Plan,
-    Snapshot,
     Welcome,
     WorkerLost,
 )
 
-LIMIT_S = 300.0  # of a command, which may be a whole experiment
+LIMIT_S = 300.0  # limit of a command, which may be a whole experiment
 STEPS = 40
 
 SCRIPT = """
@@ -65,12 +65,14 @@ def train(trainer, *, steps: int = 40, size: int = 64, pause: float = 0.0, fail:
 
 
 class Workplace:
-    """A directory to run commands in, and a mark by which every process that they leave behind is found."""
+    """A directory to run commands in, with a mark by which every process that they leave behind is
+    found.
+    """
 
     def __init__(self, directory: Path, cache: Path) -> None:
         self.directory, self.state = directory, directory / "state"
         self.mark = f"CHAOSKIT_TEST_MARK={uuid.uuid4()}"
-        name, _, value = self.mark.partition("=")
+        name, _, mark_value = self.mark.partition("=")
         directories = {
             "XDG_STATE_HOME": self.state,
             "XDG_RUNTIME_DIR": self.state,
@@ -79,7 +81,7 @@ class Workplace:
         self.environment = {
             **os.environ,
             **{key: str(path) for key, path in directories.items()},
-            name: value,
+            name: mark_value,
         }
         (directory / "train.py").write_text(SCRIPT)
 
@@ -103,15 +105,15 @@ class Workplace:
         )
 
     def processes(self) -> list[int]:
-        """Every living process that a command of this workplace started."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
+        """Return the pids of all living processes that a command of this workplace started."""
+        pids = []
+        for process_directory in Path("/proc").glob("[0-9]*"):
             try:
-                if self.mark.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
+                if self.mark.encode() in (process_directory / "environ").read_bytes():
+                    pids.append(int(process_directory.name))
             except OSError:
                 continue
-        return found
+        return pids
 
     def await_silence(self) -> None:
         wait_until(
@@ -123,23 +125,25 @@ class Workplace:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def pid_of_rank(self, directory: str, rank: int) -> int:
-        """Process of the worker that has this rank by the newest plan."""
-        plans = [one for one in self.records(directory, "coordinator") if one["event"] == "plan"]
+        """Return the pid of the worker that has this rank by the newest plan."""
+        plans = [
+            record for record in self.records(directory, "coordinator") if record["event"] == "plan"
+        ]
         (worker,) = [member["worker"] for member in plans[-1]["members"] if member["rank"] == rank]
         node = worker.partition(".")[0]
         (pid,) = [
-            one["pid"]
-            for one in self.records(directory, node)
-            if one["event"] == "worker_started" and one["worker"] == worker
+            record["pid"]
+            for record in self.records(directory, node)
+            if record["event"] == "worker_started" and record["worker"] == worker
         ]
         return int(pid)
 
     def commits(self, directory: str) -> int:
-        """Steps committed by the rank that has most; which worker is the spare is decided by which is ready first."""
+        """Return the steps committed by the rank that has most; any worker may be the spare."""
         sources = [path.stem for path in (self.directory / directory / "journal").glob("*.*.jsonl")]
         return max(
             (
-                sum(one["event"] == "commit" for one in self.records(directory, name))
+                sum(record["event"] == "commit" for record in self.records(directory, name))
                 for name in sources
             ),
             default=0,
@@ -159,13 +163,15 @@ def workplace(tmp_path: Path, cache: Path) -> Iterator[Workplace]:
         os.kill(pid, signal.SIGKILL)
 
 
-# -- launch -------------------------------------------------------------------------------------------------------
+# -- launch ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("trains with recovery; live view of step, loss, world and recoveries")
 @pytest.mark.costly
 def test_a_killed_rank_changes_nothing(workplace: Workplace) -> None:
-    """A job that loses a rank ends with the loss and the weights of the job that did not, and leaves no process."""
+    """A job that loses a rank ends with the loss and the weights of the job that did not, and
+    leaves no process.
+    """
     options = ["--nodes", "2", "--json", "--set", "steps=40"]
     calm = workplace.run("launch", "train.py", *options, "--report", "calm")
     assert calm.returncode == 0, calm.stderr
@@ -195,28 +201,30 @@ def test_a_killed_rank_changes_nothing(workplace: Workplace) -> None:
 
 @pytest.mark.costly
 def test_the_first_of_two_ranks_to_return_is_named(workplace: Workplace) -> None:
-    """The other rank hears of it last, when the launcher hears of nothing any more but the end."""
+    """The other rank reports last, when the launcher only waits for the end."""
     options = ["--nodes", "2", "--spares", "0", "--set", "early=7", "--report", "run", "--json"]
     done = workplace.run("launch", "train.py", *options)
-    told = json.loads(done.stdout)
-    members = [one for one in workplace.records("run", "coordinator") if one["event"] == "plan"][
-        -1
-    ]["members"]
+    result = json.loads(done.stdout)
+    members = [
+        record for record in workplace.records("run", "coordinator") if record["event"] == "plan"
+    ][-1]["members"]
     (early,) = [member["worker"] for member in members if member["rank"] == 1]
-    assert (told["ok"], told["steps"], told["cut_short_by"]) == (True, 7, early)
+    assert (result["ok"], result["steps"], result["cut_short_by"]) == (True, 7, early)
 
 
 @pytest.mark.slow
 @pytest.mark.promise("the first one that returns ends the run for all")
 @pytest.mark.costly
 def test_a_rank_that_returns_early_ends_the_run_and_that_is_said(workplace: Workplace) -> None:
-    """A rank that returns early ends the run, and the launch says so: the run did not take all its steps."""
+    """A rank that returns early ends the run, and the launch says so: the run did not take all its
+    steps.
+    """
     done = workplace.run(
         "launch", "train.py", "--nodes", "3", "--shards", "4", "--set", "early=7", "--report", "run"
     )
     assert done.returncode == 0, done.stdout
     journals = (workplace.directory / "run" / "journal").glob("*.*.jsonl")
-    finished = {  # by worker; the spare did not
+    finished = {  # by worker; the spare has none
         path.stem: record
         for path in journals
         for record in workplace.records("run", path.stem)
@@ -279,7 +287,7 @@ def test_ctrl_c_on_a_terminal_ends_everything(workplace: Workplace) -> None:
     reader.join(LIMIT_S)
     os.close(master)
     assert b"rank 1" in screen
-    assert b"interrupted; what this command had started was ended" in screen
+    assert b"interrupted; everything that this command had started was ended" in screen
     assert b"Traceback" not in screen
     workplace.await_silence()
     assert list((workplace.state / "chaoskit" / "undo").iterdir()) == []
@@ -289,7 +297,7 @@ def _read_all(descriptor: int, into: bytearray) -> None:
     while True:
         try:
             into += os.read(descriptor, 4096)
-        except OSError:  # how a terminal says that the other side is closed
+        except OSError:  # a terminal reports by an error that the other side is closed
             return
 
 
@@ -299,7 +307,7 @@ def test_killing_the_launcher_ends_everything(workplace: Workplace) -> None:
     """A launcher that is killed leaves no process, and nothing to clean up."""
     before = workplace.run(
         "cleanup"
-    ).stdout  # what others left on this machine, and cannot be put back
+    ).stdout  # leftovers of other sessions on this machine, which cannot be put back
     launcher = workplace.start(
         *("launch", "train.py", "--nodes", "2", "--set", "steps=100000", "--report", "run"),
         stdout=subprocess.DEVNULL,
@@ -313,7 +321,7 @@ def test_killing_the_launcher_ends_everything(workplace: Workplace) -> None:
     assert workplace.run("cleanup").stdout == before, "the guard has found that nothing is left"
 
 
-# -- bad input ----------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 LAUNCH = ["launch", "train.py", "--nodes", "2"]
 
@@ -380,7 +388,7 @@ def test_bad_input_is_one_line_and_starts_nothing(
     """Bad input is one line with field, value and remedy, status 2, no file and no process."""
     done = workplace.run(*arguments)
     _assert_refused(done, field_and_value, remedy)
-    assert {entry.name for entry in workplace.directory.iterdir()} == {"train.py"}
+    assert {file.name for file in workplace.directory.iterdir()} == {"train.py"}
     workplace.await_silence()
 
 
@@ -406,7 +414,7 @@ def test_a_port_in_use_is_refused_in_json_too(workplace: Workplace) -> None:
 
 @pytest.mark.costly
 def test_a_dataset_shorter_than_a_batch_is_bad_input(workplace: Workplace) -> None:
-    """Bad input that only a worker finds is told as any other."""
+    """Bad input that only a worker finds is reported as any other."""
     done = workplace.run(*LAUNCH, "--set", "size=4", "--json")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(
@@ -416,7 +424,7 @@ def test_a_dataset_shorter_than_a_batch_is_bad_input(workplace: Workplace) -> No
     workplace.await_silence()
 
 
-# -- the other commands -------------------------------------------------------------------------------------------
+# -- the other commands ----------------------------------------------------------------------------
 
 
 @pytest.mark.costly
@@ -432,9 +440,9 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
     assert [name for name in names if not (directory / name).is_file()] == []
     workplace.await_silence()
 
-    told = workplace.run("report", "shown", "--html", "page.html", "--junit", "junit.xml")
-    assert told.returncode == 0, told.stderr
-    assert "PASSED" in told.stdout
+    reported = workplace.run("report", "shown", "--html", "page.html", "--junit", "junit.xml")
+    assert reported.returncode == 0, reported.stderr
+    assert "PASSED" in reported.stdout
     assert (workplace.directory / "page.html").is_file()
     assert (workplace.directory / "junit.xml").is_file()
     refused = workplace.run("report", "shown", "--html", ".")
@@ -449,7 +457,9 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
 @pytest.mark.slow
 @pytest.mark.costly
 def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
-    """A plan runs as often as asked for; the status is the worst verdict; every run leaves its plan and outcome."""
+    """A plan runs as often as asked for; the status is the worst verdict; every run leaves its plan
+    and outcome.
+    """
     kill = {"kind": "Kill", "rank": 1, "at_step": 5}
     plan = {
         "version": 2,
@@ -462,11 +472,11 @@ def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
     (workplace.directory / "plan.json").write_text(json.dumps(plan))
     done = workplace.run("replay", "plan.json", "--times", "2", "--json", "--report", "runs")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["verdict"], told["runs"], told["failed"]) == ("passed", 2, 0)
-    assert told["failure_interval"][0] == 0.0 < told["failure_interval"][1] < 1.0
+    replayed = json.loads(done.stdout)
+    assert (replayed["verdict"], replayed["runs"], replayed["failed"]) == ("passed", 2, 0)
+    assert replayed["failure_interval"][0] == 0.0 < replayed["failure_interval"][1] < 1.0
     assert "failed 0 of 2 runs: 0 % (95 % interval 0 % to 65.8 %)" in done.stderr
-    assert all(outcome["faults"][0]["state"] == "confirmed" for outcome in told["outcomes"])
+    assert all(outcome["faults"][0]["state"] == "confirmed" for outcome in replayed["outcomes"])
     plans = list((workplace.directory / "runs").glob("*-mine/plan.json"))
     assert len(plans) == len(list((workplace.directory / "runs").glob("*-mine/outcome.json"))) == 2
 
@@ -495,7 +505,9 @@ def train(trainer, *, steps: int = 40):
 @pytest.mark.promise("The worst run decides the exit code.")
 @pytest.mark.costly
 def test_of_three_runs_the_one_that_fails_decides_the_status(workplace: Workplace) -> None:
-    """The status is that of the second run, which fails, and neither of the first nor of the last one."""
+    """The status is that of the second run, which fails, and neither of the first nor of the last
+    one.
+    """
     (workplace.directory / "second.py").write_text(FAILS_THE_SECOND_TIME)
     plan = {
         "version": 2,
@@ -509,11 +521,13 @@ def test_of_three_runs_the_one_that_fails_decides_the_status(workplace: Workplac
     done = workplace.run(
         "replay", "plan.json", "--times", "3", "--no-twin", "--json", "--report", "runs"
     )
-    told = json.loads(done.stdout)
-    assert [outcome["verdict"] for outcome in told["outcomes"]] == ["passed", "failed", "passed"], (
-        done.stderr
-    )
-    assert (done.returncode, told["verdict"]) == (1, "failed")
+    replayed = json.loads(done.stdout)
+    assert [outcome["verdict"] for outcome in replayed["outcomes"]] == [
+        "passed",
+        "failed",
+        "passed",
+    ], done.stderr
+    assert (done.returncode, replayed["verdict"]) == (1, "failed")
     workplace.await_silence()
 
 
@@ -542,7 +556,7 @@ def test_a_suite_run_tells_its_verdict(workplace: Workplace) -> None:
     "command", [["-m", "chaoskit", "cleanup"], ["-m", "chaoskit.substrate.undo"]]
 )
 def test_cleanup_ends_what_a_dead_launcher_left(workplace: Workplace, command: list[str]) -> None:
-    """Cleanup ends a process that a dead launcher wrote down, whose guard is dead, too."""
+    """Cleanup ends a process in the undo log of a launcher that is dead, like its guard."""
     left = subprocess.Popen(["sleep", "600"])
     code = (
         "import os, signal; from chaoskit.substrate.undo import KillEntry, UndoLog\n"
@@ -552,7 +566,7 @@ def test_cleanup_ends_what_a_dead_launcher_left(workplace: Workplace, command: l
     how: dict[str, Any] = {"env": workplace.environment, "capture_output": True, "text": True}
     before = subprocess.run(
         [sys.executable, *command], **how, check=False
-    )  # what others left may not be put back
+    )  # leftovers of other sessions may not be put back
     subprocess.run([sys.executable, "-c", code], **how, check=False)
     done = subprocess.run([sys.executable, *command], **how, check=False)
     assert done.returncode == before.returncode, done.stderr
@@ -563,28 +577,30 @@ def test_cleanup_ends_what_a_dead_launcher_left(workplace: Workplace, command: l
 def test_the_catalogue_tells_parameters(workplace: Workplace) -> None:
     """The catalogue lists every fault with its parameters."""
     faults = {
-        entry["name"]: entry
-        for entry in json.loads(workplace.run("faults", "--json").stdout)["faults"]
+        fault["name"]: fault
+        for fault in json.loads(workplace.run("faults", "--json").stdout)["faults"]
     }
     assert {"Kill", "Hang", "NaN", "Raise"} <= set(faults)
-    parameters = {one["name"]: one for one in faults["Hang"]["parameters"]}
+    parameters = {parameter["name"]: parameter for parameter in faults["Hang"]["parameters"]}
     assert parameters["rank"]["required"]
     assert parameters["how"]["default"] == "stop"
-    assert all(one["meaning"] for one in parameters.values())
+    assert all(parameter["meaning"] for parameter in parameters.values())
     listed = workplace.run("faults").stdout
     assert all(name in listed for name in faults)
 
 
 def test_one_fault_is_told_whole(workplace: Workplace) -> None:
-    """One fault is shown with what it imitates and whether it works here; an unknown name is refused."""
+    """The page of a fault names what it imitates and whether it works here; an unknown name is
+    refused.
+    """
     shown = " ".join(workplace.run("faults", "straggle").stdout.split())
-    for said in (
+    for text in (
         "effective",
         "ByteRobust: CPU overload, 6,095 (11.0 %)",
         "delay_ms=20.0",
         "faults=[Straggle(",
     ):
-        assert said in shown
+        assert text in shown
     (alone,) = json.loads(workplace.run("faults", "Straggle", "--json").stdout)["faults"]
     assert (alone["name"], alone["here"]["state"] in ("yes", "in part")) == ("Straggle", True)
     refused = workplace.run("faults", "Explode")
@@ -596,16 +612,19 @@ def test_one_fault_is_told_whole(workplace: Workplace) -> None:
 def test_the_doctor_tells_what_is_missing(workplace: Workplace) -> None:
     """``chaoskit doctor`` prints all findings, and whether training can run here."""
     done = workplace.run("doctor", "--json")
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["ok"]) == (0, True), "these tests run here, so the core can"
+    examined = json.loads(done.stdout)
+    assert (done.returncode, examined["ok"]) == (0, True), "these tests run here, so the core can"
     shown = workplace.run("doctor").stdout
-    assert all(one["name"] in shown for one in told["findings"])
+    assert all(finding["name"] in shown for finding in examined["findings"])
     assert "training and recovery can run here" in shown
     workplace.await_silence()
 
 
 def test_a_doctor_without_torch(workplace: Workplace) -> None:
-    """The doctor works without torch, which it then reports as missing. A module that is None cannot be imported."""
+    """The doctor works without torch, which it then reports as missing.
+
+    A module that is None cannot be imported.
+    """
     code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['doctor', '--json']\n"
     code += "from chaoskit.cli.app import main; main()"
     done = subprocess.run(
@@ -615,7 +634,7 @@ def test_a_doctor_without_torch(workplace: Workplace) -> None:
         text=True,
         check=False,
     )
-    findings = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert done.returncode == 1, done.stderr
     assert (findings["torch"]["state"], findings["gloo"]["state"]) == ("missing", "missing")
     assert findings["memfd"]["state"] == "ok"
@@ -636,18 +655,20 @@ def test_help_needs_no_torch(workplace: Workplace) -> None:
     assert "torch" not in {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 
-# -- what the view knows ------------------------------------------------------------------------------------------
+# -- what the view knows ---------------------------------------------------------------------------
 
 
 class Story:
-    """Feeds a progress with what a coordinator would say; two nodes, a second between messages."""
+    """A progress view that is fed a coordinator's messages; two nodes, with a second between
+    messages.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.progress = Progress(0.0, steps=100)
-        self.tell(Welcome(RunConfig(job=JobSpec("train.py"), nodes=2, spares=1), term=1, pid=1))
+        self.send(Welcome(RunConfig(job=JobSpec("train.py"), nodes=2, spares=1), term=1, pid=1))
 
-    def tell(self, message: Any) -> list[str]:
+    def send(self, message: Any) -> list[str]:
         self.now_s += 1.0
         return [note.text for note in self.progress.handle(message, self.now_s)]
 
@@ -656,19 +677,21 @@ class Story:
             Member(rank, worker, worker[:-2], Endpoint("", "", 0, 0, -1), (rank,))
             for rank, worker in enumerate(workers)
         ]
-        return self.tell(Plan(generation, tuple(members), True))
+        return self.send(Plan(generation, tuple(members), True))
 
     def beat(self, worker: str, generation: int, step: int) -> list[str]:
-        return self.tell(
+        return self.send(
             Heartbeat(worker[:-2], (Beat(worker, generation, 0, step, 3, 1.0, 0.0, step, 0.5),))
         )
 
     def lose(self, worker: str) -> list[str]:
-        return self.tell(WorkerLost(worker, worker[:-2], "killed", "killed by SIGKILL", 0))
+        return self.send(WorkerLost(worker, worker[:-2], "killed", "killed by SIGKILL", 0))
 
 
 def test_a_recovery_ends_with_a_step_that_is_certainly_new() -> None:
-    """A recovery ends with the second step after it: the first may have been committed before the loss."""
+    """A recovery ends with the second step after it: the first may have been committed before the
+    loss.
+    """
     story = Story()
     story.plan(1, "node0.0", "node1.0")
     story.beat("node0.0", 1, 7)
@@ -676,26 +699,28 @@ def test_a_recovery_ends_with_a_step_that_is_certainly_new() -> None:
     story.plan(2, "node0.0", "node0.1")
     assert (
         story.beat("node0.0", 2, 8) == []
-    )  # may have been committed before the loss: heartbeats lag behind
+    )  # the step may have been committed before the loss: heartbeats lag behind
     assert story.beat("node0.0", 2, 9) == ["step 9 committed, at full strength, 3 s after the loss"]
     assert story.progress.recoveries == [3.0]
 
 
 def test_a_resumed_run_says_from_where() -> None:
-    """The first line names the step and the snapshot; the rate at the end counts only what was trained."""
+    """The first line names the step and the snapshot; the rate at the end counts only what was
+    trained.
+    """
     story = Story()
-    stored = Snapshot(
+    stored = OfferedSnapshot(
         "", "", 200, 1, 10, "", Endpoint("", "", 0, 0, -1), tier="disk", path="ck/step-200"
     )
     member = Member(0, "node0.0", "node0", Endpoint("", "", 0, 0, -1), (0,))
-    assert story.tell(Plan(1, (member,), True, restore=(stored,))) == [
+    assert story.send(Plan(1, (member,), True, restore=(stored,))) == [
         "1 rank train, from step 200 on: ck/step-200"
     ]
     assert story.progress.resumed_from == 200
 
 
 def test_full_strength_is_told_when_the_world_is_whole_again() -> None:
-    """The view tells when the world has its full size again."""
+    """The view reports when the world has its full size again."""
     story = Story()
     story.plan(1, "node0.0", "node1.0")
     story.lose("node1.0")
@@ -708,8 +733,8 @@ def test_full_strength_is_told_when_the_world_is_whole_again() -> None:
 
 
 def test_the_same_failure_again_and_again_is_told_three_times() -> None:
-    """Failures that repeat are told three times."""
+    """A failure that repeats is reported three times."""
     story = Story()
-    told = [story.lose(f"node0.{number}") for number in range(5)]
-    assert [len(notes) for notes in told] == [1, 1, 1, 0, 0]
-    assert told[2][0].endswith("further ones are not shown")
+    printed = [story.lose(f"node0.{number}") for number in range(5)]
+    assert [len(notes) for notes in printed] == [1, 1, 1, 0, 0]
+    assert printed[2][0].endswith("further ones are not shown")

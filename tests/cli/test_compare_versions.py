@@ -1,4 +1,6 @@
-"""``chaoskit compare`` on real repositories: two versions run in turns, and leave no trace."""
+"""Tests of ``chaoskit compare`` on real repositories: two versions run in turns, and leave no
+trace.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def project(tmp_path: Path) -> Project:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of temporary files, of this test alone."""
+    """Return the directory of temporary files, which only this test uses."""
     made = tmp_path / "scratch"
     made.mkdir()
     monkeypatch.setenv("TMPDIR", str(made))
@@ -64,7 +66,7 @@ def test_a_version_that_recovers_slower_is_found(project: Project) -> None:
     assert done.returncode == 1, done.stderr
     assert "the phase first_good_step grew" in done.stdout
     assert (
-        "1 test of both versions in turns, 14 to 56 runs each; what looks worse is run again"
+        "1 test of both versions in turns, 14 to 56 runs each; regressions are run again"
         in done.stderr
     )
     assert "about " in done.stderr
@@ -80,15 +82,17 @@ def test_a_version_that_recovers_slower_is_found(project: Project) -> None:
 def test_a_comparison_leaves_no_trace(project: Project, scratch: Path) -> None:
     project.write(**{"new.py": "", "pauses.py": "IN_FIRST_STEP_S = 0.0  # changed\n"})
     objects = sorted((project.path / ".git").rglob("*"))
-    told = [
+    before = [
         project.git("status", "--porcelain"),
         project.git("branch", "--all"),
         project.git("worktree", "list"),
     ]
     status, findings = project.findings("HEAD", ".", "test_it.py", "--budget", "1s")
     assert status == 10
-    assert [one["reason"] for one in findings] == ["the budget is spent after 0 runs a side"]
-    assert told == [
+    assert [finding["reason"] for finding in findings] == [
+        "the budget is spent after 0 runs a side"
+    ]
+    assert before == [
         project.git("status", "--porcelain"),
         project.git("branch", "--all"),
         project.git("worktree", "list"),
@@ -132,9 +136,9 @@ def test_a_version_that_does_not_start_is_incomparable(project: Project) -> None
     project.write(**{"test_it.py": "import a_module_that_is_not_there\n"})
     status, findings = project.findings(base, project.commit(), "test_it.py")
     assert status == 10
-    (found,) = findings
-    assert found["change"] == "incomparable"
-    assert "No module named 'a_module_that_is_not_there'" in found["reason"]
+    (finding,) = findings
+    assert finding["change"] == "incomparable"
+    assert "No module named 'a_module_that_is_not_there'" in finding["reason"]
 
 
 @pytest.mark.costly
@@ -146,9 +150,9 @@ def test_a_test_that_makes_no_run_is_incomparable(project: Project) -> None:
     project.write(**{"train.py": "import a_module_that_is_not_there\n"})
     status, findings = project.findings(base, project.commit(), "test_it.py")
     assert status == 10
-    (found,) = findings
-    assert found["change"] == "incomparable"
-    assert found["reason"].startswith("after: it made no run that counts: ")
+    (finding,) = findings
+    assert finding["change"] == "incomparable"
+    assert finding["reason"].startswith("after: the test made no conclusive run: ")
 
 
 @pytest.mark.costly
@@ -156,10 +160,10 @@ def test_a_version_with_other_tests_is_incomparable(project: Project) -> None:
     base = project.git("rev-parse", "HEAD")
     project.write(**{"test_it.py": TESTS.replace("test_kill", "test_other")})
     done = project.compare(base, project.commit(), "test_it.py", "--json")
-    told = json.loads(done.stdout)
+    compared = json.loads(done.stdout)
     assert done.returncode == 10
-    assert [one["change"] for one in told["findings"]] == ["no reference"]
-    assert told["absent"] == ["test_it.py::test_kill"]
+    assert [finding["change"] for finding in compared["findings"]] == ["no reference"]
+    assert compared["absent"] == ["test_it.py::test_kill"]
 
 
 @pytest.mark.costly
@@ -168,8 +172,8 @@ def test_a_test_that_is_another_experiment_is_incomparable(project: Project) -> 
     project.write(**{"test_it.py": TESTS.replace("steps=10", "steps=11")})
     status, findings = project.findings(base, project.commit(), "test_it.py")
     assert status == 10
-    assert [one["reason"] for one in findings] == [
-        "it is another experiment now: options, faults or settings differ"
+    assert [finding["reason"] for finding in findings] == [
+        "the test runs another experiment now: options, faults or settings differ"
     ]
 
 
@@ -183,25 +187,26 @@ def test_code_of_another_version_is_noticed(project: Project) -> None:
     project.write(**{"train.py": f"import sys\nsys.path.insert(0, {str(project.path)!r})\n{JOB}"})
     status, findings = project.findings(base, project.commit(), "test_it.py")
     assert status == 10
-    (found,) = findings
-    assert found["reason"].startswith(
-        f"after: it made no run that counts: its ranks imported {project.path / 'pauses.py'}, which is not of this"
+    (finding,) = findings
+    assert finding["reason"].startswith(
+        "after: the test made no conclusive run: "
+        f"its ranks imported {project.path / 'pauses.py'}, which is not of this version"
     )
 
 
 @pytest.mark.costly
 def test_a_budget_that_cannot_do_is_said_and_is_no_success(project: Project) -> None:
-    """It ends before the turns, with what it takes."""
+    """The comparison ends before the turns, and names the time that it would take."""
     project.write(**{"new.py": ""})
     done = project.compare("HEAD", ".", "test_it.py", "--budget", "1s")
     assert done.returncode == 10
-    assert "chaoskit: a budget of 1 s cannot do: " in done.stderr
+    assert "chaoskit: a budget of 1 s is too short: " in done.stderr
 
 
 @pytest.mark.costly
 @pytest.mark.promise("The code of the repository is imported from the version that is compared")
 def test_packages_that_are_installed_are_imported_from_the_version(project: Project) -> None:
-    """As of an editable installation: the path of the package is on PYTHONPATH, or in a .pth file."""
+    """The path of a package is on PYTHONPATH or in a .pth file, as for an editable installation."""
     project.write(**{"src/mine/__init__.py": "VERSION = 1\n", "train.py": f"import mine\n{JOB}"})
     project.write(
         **{
@@ -211,10 +216,9 @@ def test_packages_that_are_installed_are_imported_from_the_version(project: Proj
     base = project.commit()
     project.write(**{"src/mine/__init__.py": "VERSION = 2\n"})
     later = project.commit()
-    done = project.compare(
-        base, later, "test_it.py", "--budget", "1s", "--json", PYTHONPATH=str(project.path / "src")
-    )
-    assert [one["reason"] for one in json.loads(done.stdout)["findings"]] == [
+    path = os.pathsep.join(filter(None, [str(project.path / "src"), os.environ.get("PYTHONPATH")]))
+    done = project.compare(base, later, "test_it.py", "--budget", "1s", "--json", PYTHONPATH=path)
+    assert [finding["reason"] for finding in json.loads(done.stdout)["findings"]] == [
         "the budget is spent after 0 runs a side"
     ]
 
@@ -222,23 +226,23 @@ def test_packages_that_are_installed_are_imported_from_the_version(project: Proj
 @pytest.mark.costly
 @pytest.mark.promise("runs a command of the shell in each directory first")
 def test_a_version_is_prepared_first(project: Project) -> None:
-    """What git does not have, such as a compiled extension, is made in each version."""
+    """Files that git does not have, such as a compiled extension, are made in each version."""
     project.write(**{"train.py": f"import made\n{JOB}", ".gitignore": "__pycache__\nmade.py\n"})
     base = project.commit()
     project.write(**{"new.py": ""})
     later = project.commit()
     prepare = ["--prepare", "git rev-parse HEAD > made.py && sed -i 's/.*/COMMIT = \"&\"/' made.py"]
     status, findings = project.findings(base, later, "test_it.py", "--budget", "1s", *prepare)
-    assert (status, [one["reason"] for one in findings]) == (
+    assert (status, [finding["reason"] for finding in findings]) == (
         10,
         ["the budget is spent after 0 runs a side"],
     )
     status, findings = project.findings(
         base, later, "test_it.py", "--prepare", "echo no compiler; exit 3"
     )
-    assert (status, [one["reason"] for one in findings]) == (
+    assert (status, [finding["reason"] for finding in findings]) == (
         10,
-        ["before: it cannot be prepared: no compiler"],
+        ["before: the preparation failed: no compiler"],
     )
 
 
@@ -249,11 +253,13 @@ def test_two_environments_are_compared(project: Project) -> None:
     (project.path / "data").symlink_to(sys.prefix)
     status, findings = project.findings("env:data", ".", "test_it.py", "--budget", "1s")
     assert status == 10
-    assert [one["reason"] for one in findings] == ["the budget is spent after 0 runs a side"]
+    assert [finding["reason"] for finding in findings] == [
+        "the budget is spent after 0 runs a side"
+    ]
 
 
 class TestVersions:
-    """What names a version, and what is refused before anything is started."""
+    """The names of versions, and the names that are refused before anything is started."""
 
     def test_the_working_tree_is_all_files_but_ignored_ones(
         self, project: Project, tmp_path: Path
@@ -316,8 +322,8 @@ class TestVersions:
         ("arguments", "told"),
         [
             (["nothing", "."], "name a commit, a branch, merge-base"),
-            (["HEAD", "main"], "name another one: both are"),
-            (["HEAD", "."], "name another one: both are"),
+            (["HEAD", "main"], "name another version: both are"),
+            (["HEAD", "."], "name another version: both are"),
             (["merge-base", "HEAD"], "HEAD is on the branch that it would be merged into"),
             (["env:/nowhere", "."], "name an environment, such as env:.venv"),
             (["HEAD", ".", "--budget", "soon"], "give a time above 0, such as 90s, 10m or 2h"),
@@ -336,11 +342,11 @@ class TestVersions:
         assert len(done.stderr.splitlines()) == 1
 
     def test_outside_of_a_repository_it_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(BadInput, match="run it in a git repository"):
+        with pytest.raises(BadInput, match="run the command in a git repository"):
             Repository(tmp_path, tmp_path)
 
 
-# -- records, as they are -------------------------------------------------------------------------------------------
+# -- records, as they are --------------------------------------------------------------------------
 
 
 def keep(place: Path, recovery_s: Mapping[str, float]) -> None:
@@ -348,7 +354,10 @@ def keep(place: Path, recovery_s: Mapping[str, float]) -> None:
     for commit, seconds in recovery_s.items():
         session = new_id()
         spread = [seconds * (0.98 + 0.01 * number) for number in range(8)]
-        runs = [run(value, commit=commit, session=session, series="one" * 5) for value in spread]
+        runs = [
+            run(seconds_each, commit=commit, session=session, series="one" * 5)
+            for seconds_each in spread
+        ]
         history.add(session, runs)
 
 
@@ -388,8 +397,8 @@ def test_what_was_accepted_is_shown_and_no_failure(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["test_kill", "--reason", "x", "--until", "tomorrow"], "give a day, such as 2026-12-31"),
-        (["test_kill", "--reason", "x", "--until", "2020-01-01"], "give a day that is not over"),
-        (["test_kill", "--reason", " ", "--until", "2999-01-01"], "say why"),
+        (["test_kill", "--reason", "x", "--until", "2020-01-01"], "give today or a later day"),
+        (["test_kill", "--reason", " ", "--until", "2999-01-01"], "give a reason"),
         (["nothing", "--reason", "x", "--until", "2999-01-01"], "name one of"),
         (
             ["test_kill", "--reason", "x", "--until", "2999-01-01", "--number", "speed"],
@@ -415,12 +424,14 @@ def test_what_was_accepted_for_another_number_fails(tmp_path: Path) -> None:
 def test_a_repository_of_another_user_is_read_where_git_is_told_so(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a pod, whose image belongs to root. Variables that name another repository, as a hook has them, are not."""
+    """A pod's image belongs to root, for example. Variables that name another repository, such as a
+    hook's, are ignored.
+    """
     for path in [project.path, *project.path.rglob("*")]:
         os.chown(path, 12345, 12345)
     with pytest.raises(BadInput, match="dubious ownership"):
         Repository(project.path, tmp_path)
-    for name, value in {"COUNT": "1", "KEY_0": "safe.directory", "VALUE_0": "*"}.items():
-        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    for name, setting in {"COUNT": "1", "KEY_0": "safe.directory", "VALUE_0": "*"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", setting)
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     assert Repository(project.path, tmp_path).root == project.path

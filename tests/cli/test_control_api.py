@@ -1,4 +1,6 @@
-"""Requests by HTTP reach the coordinator: the control API of a launcher alone, without a job."""
+"""Requests by HTTP reach the coordinator; the control API of a launcher is tested alone, without a
+job.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ from chaoskit.wire.messages import (
 
 
 class Launcher:
-    """The control API, and a conductor behind it that keeps what it is to send, and answers at once."""
+    """A control API, with a conductor behind it that records its messages and answers at once."""
 
     def __init__(self, directory: Path) -> None:
         self.requests, self.sent = Requests(), list[Message]()
@@ -57,8 +59,8 @@ class Launcher:
         conductor = threading.Thread(target=self._conduct, args=(over,))
         conductor.start()
         try:
-            with control_api.listening(self.requests, self.directory) as found:
-                yield found
+            with control_api.listening(self.requests, self.directory) as door:
+                yield door
         finally:
             over.set()
             conductor.join()
@@ -72,11 +74,11 @@ class Launcher:
                         Answered(message.request, self.accepts, "as you like", ("node1",))
                     )
 
-    def asked(self) -> list[Message]:
-        """Without the numbers of requests, which are drawn."""
+    def sent_messages(self) -> list[Message]:
+        """Return the sent messages without their request numbers, which are random."""
         return [
-            msgspec.structs.replace(one, request="") if hasattr(one, "request") else one
-            for one in self.sent
+            msgspec.structs.replace(message, request="") if hasattr(message, "request") else message
+            for message in self.sent
         ]
 
 
@@ -86,7 +88,9 @@ def launcher(tmp_path: Path) -> Launcher:
 
 
 def test_what_is_asked_is_what_the_coordinator_is_told(launcher: Launcher) -> None:
-    """Each request over HTTP becomes the message that it asks for, and gets the answer of the coordinator."""
+    """Each request over HTTP becomes the message that it asks for, and gets the answer of the
+    coordinator.
+    """
     with launcher.listening():
         run = RunClient(launcher.directory)
         assert run.scale(3, "a scheduler") == RequestReply(True, "as you like", ("node1",))
@@ -94,7 +98,7 @@ def test_what_is_asked_is_what_the_coordinator_is_told(launcher: Launcher) -> No
         assert run.drain("node1", 5.5).accepted
         assert run.return_nodes("urgent").accepted
         wait_until(lambda: len(launcher.sent) == 4, "four messages")
-    assert launcher.asked() == [
+    assert launcher.sent_messages() == [
         ScaleTo("", 3, "a scheduler"),
         LendNodes("", "urgent", 2, 7.5),
         SpotNotice("node1", 5.5),
@@ -104,7 +108,9 @@ def test_what_is_asked_is_what_the_coordinator_is_told(launcher: Launcher) -> No
 
 
 def test_who_was_refused_nodes_has_none_to_give_back(launcher: Launcher) -> None:
-    """A job that was refused nodes has none to return; a request without an answer may have been granted."""
+    """A job that was refused nodes has none to return; a request without an answer may have been
+    granted.
+    """
     with launcher.listening():
         run, launcher.accepts = RunClient(launcher.directory), False
         assert not run.lend(2, "urgent", 7.5).accepted
@@ -112,7 +118,10 @@ def test_who_was_refused_nodes_has_none_to_give_back(launcher: Launcher) -> None
             False, "'urgent' has no nodes of this run"
         )
         launcher.answers = False
-        assert "may still do" in launcher.requests.lend("unheard", 2, 7.5, timeout_s=0.01).reason
+        assert (
+            "may still carry out"
+            in launcher.requests.lend("unheard", 2, 7.5, timeout_s=0.01).reason
+        )
         assert run.return_nodes("unheard").accepted
 
 
@@ -139,9 +148,11 @@ def test_whoever_waits_for_the_file_finds_it_whole(tmp_path: Path) -> None:
 
 
 def test_it_listens_to_this_machine_alone(launcher: Launcher) -> None:
-    """Only 127.0.0.1 is bound: a server on every address would accept another address of loopback, too."""
-    with launcher.listening() as found:
-        port = urlsplit(found.url).port
+    """The server binds 127.0.0.1 alone: a server on every address would accept another loopback
+    address, too.
+    """
+    with launcher.listening() as door:
+        port = urlsplit(door.url).port
         assert port is not None
         socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S).close()
         with pytest.raises(ConnectionRefusedError):
@@ -149,10 +160,10 @@ def test_it_listens_to_this_machine_alone(launcher: Launcher) -> None:
 
 
 def test_a_body_of_a_negative_length_is_refused(launcher: Launcher) -> None:
-    """It is not waited for."""
-    with launcher.listening() as found:
-        headers = {"Authorization": f"Bearer {found.token}", "Content-Length": "-1"}
-        request = urllib.request.Request(f"{found.url}/scale", b"{}", headers)
+    """The server does not wait for such a body."""
+    with launcher.listening() as door:
+        headers = {"Authorization": f"Bearer {door.token}", "Content-Length": "-1"}
+        request = urllib.request.Request(f"{door.url}/scale", b"{}", headers)
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=5.0)
     assert refused.value.code == 400
@@ -176,14 +187,14 @@ STRANGERS = {
 
 @contextlib.contextmanager
 def answering(answer: bytes) -> Iterator[str]:
-    """A server that says the same to everything. Gives its URL."""
+    """Provide a server that sends ``answer`` to every request, and yield its URL."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             body_bytes = 0
             while (line := self.rfile.readline().strip()) != b"":
-                name, _, value = line.partition(b":")
-                body_bytes = int(value) if name.lower() == b"content-length" else body_bytes
+                name, _, text = line.partition(b":")
+                body_bytes = int(text) if name.lower() == b"content-length" else body_bytes
             self.rfile.read(body_bytes)
             with contextlib.suppress(OSError):  # the client has read enough
                 self.wfile.write(answer)
@@ -200,7 +211,9 @@ def answering(answer: bytes) -> Iterator[str]:
 
 @pytest.mark.parametrize("answer", STRANGERS.values(), ids=STRANGERS)
 def test_an_answer_of_a_stranger_is_none(tmp_path: Path, answer: bytes) -> None:
-    """Whatever listens at the address of a run that is over: the error names the run, in one line."""
+    """A strange server may listen at the address of a run that is over: the error names the run, in
+    one line.
+    """
     with answering(answer) as url:
         open_door(tmp_path, Door(url, "token", os.getpid()))
         run = RunClient(tmp_path)
@@ -216,7 +229,7 @@ def test_an_answer_of_a_stranger_is_none(tmp_path: Path, answer: bytes) -> None:
     ["nowhere", "http://127.0.0.1:99999999", "http://[", "http://127.0.0.1:1", "ftp://127.0.0.1:1"],
 )
 def test_an_address_that_is_none_does_not_answer(tmp_path: Path, url: str) -> None:
-    """A file that is whole and says nonsense is no other case than a launcher that is gone."""
+    """A complete file with a meaningless address is reported like a launcher that is gone."""
     open_door(tmp_path, Door(url, "token", os.getpid()))
     with pytest.raises(Unanswered, match="it is over, or its launcher stands still"):
         RunClient(tmp_path).state()
@@ -234,7 +247,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_address_is_bad_input(tmp_path: Path, content: bytes) -> None:
-    """The file is named, with what is wrong about it."""
+    """The error names the file and its damage."""
     (tmp_path / DOOR).write_bytes(content)
     with pytest.raises(
         BadInput, match=r"control\.json.*it is damaged .*name the directory of another run"
@@ -243,7 +256,9 @@ def test_a_damaged_address_is_bad_input(tmp_path: Path, content: bytes) -> None:
 
 
 def test_an_address_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
-    """No directory, a file in its place, no address in it, and a directory in place of the address."""
+    """The cases: no directory, a file in its place, no address in it, and a directory in place of
+    the address.
+    """
     (tmp_path / "file").write_text("")
     for directory in (tmp_path / "none", tmp_path / "file", tmp_path):
         with pytest.raises(BadInput, match="name the directory of a run that"):
@@ -257,7 +272,9 @@ def test_an_address_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
     "arguments", [("scale", "2"), ("node", "drain", "node1", "--grace-s", "5")]
 )
 def test_commands_end_in_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    """A damaged address is bad input; a stranger is an error of the run. Neither is a traceback."""
+    """A damaged address is bad input; a strange server is an error of the run. Both print one
+    line.
+    """
     command = [sys.executable, "-m", "chaoskit", *arguments, "--run", str(tmp_path)]
     with answering(STRANGERS["a page"]) as url:
         open_door(tmp_path, Door(url, "token", os.getpid()))
@@ -287,11 +304,11 @@ def test_what_makes_no_sense_is_refused_and_told_to_nobody(
     launcher: Launcher, path: str, data: bytes | None, status: int
 ) -> None:
     """A request with an unknown path or other fields is refused, and nothing is sent."""
-    with launcher.listening() as found:
-        headers = {"Authorization": f"Bearer {found.token}"}
+    with launcher.listening() as door:
+        headers = {"Authorization": f"Bearer {door.token}"}
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(
-                urllib.request.Request(f"{found.url}/{path}", data, headers), timeout=LIMIT_S
+                urllib.request.Request(f"{door.url}/{path}", data, headers), timeout=LIMIT_S
             )
     assert refused.value.code == status
     assert launcher.sent == []

@@ -1,4 +1,4 @@
-"""What every session and command does before and after its work: imports, streams, the exit status."""
+"""Tests of the start and end of sessions and commands: imports, streams, and the exit status."""
 
 from __future__ import annotations
 
@@ -41,15 +41,17 @@ def pytest_collection_finish(session):
 
 
 def test_the_plugin_slows_no_other_suite(tmp_path: Path) -> None:
-    """A session that asks for nothing of chaoskit loads none of its dependencies but msgspec, and no harness."""
+    """A session that does not use chaoskit loads none of its dependencies but msgspec, and no
+    harness.
+    """
     (tmp_path / "test_empty.py").write_text("")
     (tmp_path / "conftest.py").write_text(SEEN)
     ended = command(
         tmp_path, "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "test_empty.py"
     )
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("seen: ")]
-    seen = set(line.split()[1:])
-    assert {"chaoskit.pytest_plugin", "msgspec"} <= seen
+    loaded = set(line.split()[1:])
+    assert {"chaoskit.pytest_plugin", "msgspec"} <= loaded
     heavy = {
         "torch",
         "numpy",
@@ -62,15 +64,15 @@ def test_the_plugin_slows_no_other_suite(tmp_path: Path) -> None:
         "pyroute2",
         "mfusepy",
     }
-    assert not seen & heavy
+    assert not loaded & heavy
     assert not [
         name
-        for name in seen
+        for name in loaded
         if name.startswith(
             (
                 "chaoskit.experiment",
                 "chaoskit.faults",
-                "chaoskit.process.heartbeat_page",
+                "chaoskit.process.progress_board",
                 "chaoskit.runlog",
                 "chaoskit.runtime",
                 "faults",
@@ -96,7 +98,7 @@ ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
 def test_a_terminal_without_unicode_gets_question_marks(
     tmp_path: Path, arguments: tuple[str, ...], terminal: dict[str, str]
 ) -> None:
-    """No text of ours ends a command there."""
+    """No text of chaoskit ends a command on such a terminal."""
     write_outcome(outcome("α → β", injected=(4.3,)), tmp_path)
     ended = command(tmp_path, "chaoskit", *arguments, **terminal)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -104,14 +106,16 @@ def test_a_terminal_without_unicode_gets_question_marks(
 
 
 def test_an_exception_of_ours_is_no_failed_job(tmp_path: Path) -> None:
-    """Exit status 11 and the traceback; with --json the error is on standard output, too."""
+    """The exit status is 11, with the traceback; with --json the error is on standard output,
+    too.
+    """
     write_outcome(outcome("passes"), tmp_path)
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "jinja2.py").write_text("raise ZeroDivisionError('a bug')\n")
-    told = {(): "", ("--json",): '{"error": {"harness": "ZeroDivisionError: a bug"}}\n'}
-    for more, said in told.items():
+    outputs = {(): "", ("--json",): '{"error": {"harness": "ZeroDivisionError: a bug"}}\n'}
+    for more, output in outputs.items():
         ended = command(tmp_path, "chaoskit", "report", ".", "--html", "page.html", *more)
-        assert (ended.returncode, ended.stdout) == (11, said)
+        assert (ended.returncode, ended.stdout) == (11, output)
         assert ended.stderr.splitlines()[-1] == "ZeroDivisionError: a bug"
 
 
@@ -128,7 +132,9 @@ def test_fails():
 
 
 def test_a_suite_tells_of_its_own_runs(tmp_path: Path) -> None:
-    """With --json: outcomes that were in the directory before are left out, and pytest's words go elsewhere."""
+    """The JSON leaves out old outcomes of the directory, and pytest's output goes to standard
+    error.
+    """
     write_outcome(
         outcome("old", injected=(4.3,), verdict=Verdict.FAILED),
         tmp_path / "report" / "runs" / "001-old",
@@ -146,11 +152,14 @@ def test_a_suite_tells_of_its_own_runs(tmp_path: Path) -> None:
         "-p",
         "no:cacheprovider",
     )
-    told = json.loads(ended.stdout)
-    assert ended.returncode == told["exit_code"] == 1
-    assert [one["name"] for one in told["outcomes"]] == ["new"]
-    assert (told["recovery"]["total"]["recovered"], told["recovery"]["total"]["tried"]) == (1, 1)
-    assert told["directory"] == "report"
+    result = json.loads(ended.stdout)
+    assert ended.returncode == result["exit_code"] == 1
+    assert [outcome["name"] for outcome in result["outcomes"]] == ["new"]
+    assert (result["recovery"]["total"]["recovered"], result["recovery"]["total"]["tried"]) == (
+        1,
+        1,
+    )
+    assert result["directory"] == "report"
     assert "1 failed, 1 passed" in ended.stderr
 
 
@@ -172,7 +181,7 @@ def test_a_suite_tells_of_its_own_runs(tmp_path: Path) -> None:
 def test_a_missing_library_is_named_with_its_extra(
     tmp_path: Path, module: str, arguments: tuple[str, ...], refusal: str
 ) -> None:
-    """Before anything is started or created."""
+    """The command is refused before anything is started or created."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / f"{module}.py").write_text("raise ImportError\n")
     ended = command(tmp_path, "chaoskit", "launch", "gpt", "--report", "run", *arguments)
@@ -181,7 +190,9 @@ def test_a_missing_library_is_named_with_its_extra(
 
 
 def test_markers_of_other_projects_are_left_alone(tmp_path: Path) -> None:
-    """A project that marks tests ``gpu`` or ``slow`` for its own ends runs them, whatever this machine has."""
+    """A project may use the markers ``gpu`` and ``slow`` for its own purposes: its tests run on any
+    machine.
+    """
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: ours\n    slow: ours\n")
     marked = "import pytest\n\n@pytest.mark.gpu\n@pytest.mark.slow\ndef test_ours(): pass\n"
     (tmp_path / "test_ours.py").write_text(marked)

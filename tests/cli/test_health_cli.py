@@ -1,4 +1,4 @@
-"""``chaoskit node`` as a user starts it."""
+"""Tests of ``chaoskit node`` as a user starts it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ TOKEN = "a-token-that-both-sides-know"
 
 
 class Command:
-    """The command line in this process, which saves the start of a Python: what it prints, its exit code checked."""
+    """A runner of the command line in this process, which saves the start of a Python; it checks
+    the exit code.
+    """
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -28,9 +30,9 @@ class Command:
         printed = self._capsys.readouterr()
         return printed.out or printed.err
 
-    def told(self, *arguments: object, code: int) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.run(*arguments, "--json", code=code))
-        return found
+    def run_json(self, *arguments: object, code: int) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self.run(*arguments, "--json", code=code))
+        return content
 
 
 @pytest.fixture
@@ -43,37 +45,42 @@ def command(
     return Command(capsys)
 
 
-FIT = ("--only", "compute", "--only", "clock")  # whatever machine the tests run on
+FIT = ("--only", "compute", "--only", "clock")  # checks that any machine passes
 UNFIT = (*FIT, "--only", "disk", "--limit", "disk_free_bytes_min=1e18")
 
 
 def test_a_fit_machine(command: Command) -> None:
-    found = command.told("node", "check", *FIT, code=0)
-    assert found["ok"]
-    assert {one["what"].partition(".")[0] for one in found["findings"]} == {"clock", "compute"}
+    report = command.run_json("node", "check", *FIT, code=0)
+    assert report["ok"]
+    assert {finding["what"].partition(".")[0] for finding in report["findings"]} == {
+        "clock",
+        "compute",
+    }
     assert "compute.integers" in command.run("node", "check", *FIT, code=0)
 
 
 def test_everything_is_examined(command: Command, tmp_path: Path) -> None:
-    """Without a GPU, a driver or NVML's binding that is said, and is no error."""
+    """A missing GPU, driver or binding of NVML is reported, and is no error."""
     generous = ("--limit", "disk_free_bytes_min=1", "--limit", "memory_available_bytes_min=1")
-    found = command.told("node", "check", "--directory", tmp_path, *generous, code=0)["findings"]
+    findings = command.run_json("node", "check", "--directory", tmp_path, *generous, code=0)[
+        "findings"
+    ]
     assert {
         "gpu.count",
         "clock.step_ms",
         "disk.intact",
         "memory.available_bytes",
         "compute.floats",
-    } <= {one["what"] for one in found}
+    } <= {finding["what"] for finding in findings}
 
 
 def test_an_unfit_machine_is_refused_with_the_reason(command: Command) -> None:
-    found = command.told("node", "check", *UNFIT, code=1)
-    assert (found["ok"], found["standing"]) == (False, "refused")
-    assert len(found["reasons"]) == 1
-    assert found["reasons"][0].startswith("disk.free_bytes=")
+    report = command.run_json("node", "check", *UNFIT, code=1)
+    assert (report["ok"], report["standing"]) == (False, "refused")
+    assert len(report["reasons"]) == 1
+    assert report["reasons"][0].startswith("disk.free_bytes=")
     text = command.run("node", "check", *UNFIT, code=1)
-    assert "remove what is not needed" in text
+    assert "remove files that are not needed" in text
     assert "refused" in text
 
 
@@ -97,15 +104,15 @@ def test_the_list_of_nodes_that_are_kept_out(command: Command) -> None:
     command.run(
         "node", "cordon", "node3", "--reason", "falls off the bus", "--evidence", "XID 79", code=0
     )
-    (entry,) = command.told("node", "list", code=0)["entries"]
-    assert (entry["node"], entry["reason"], entry["evidence"]) == (
+    (cordon,) = command.run_json("node", "list", code=0)["entries"]
+    assert (cordon["node"], cordon["reason"], cordon["evidence"]) == (
         "node3",
         "falls off the bus",
         ["XID 79"],
     )
     assert "XID 79" in command.run("node", "list", code=0)
     assert "node3" in command.run("node", "uncordon", "node4", "--reason", "no", code=2)
-    assert "must prove itself" in command.run(
+    assert "must pass its check" in command.run(
         "node", "uncordon", "node3", "--reason", "GPU replaced", code=0
     )
 
@@ -123,21 +130,21 @@ def test_a_released_node_proves_itself_by_passing_whole(command: Command, tmp_pa
     )
     examine = (*examine, "--limit", "memory_available_bytes_min=1")
     command.run("node", "cordon", "node3", "--reason", "hot", code=0)
-    kept_out = command.told(*examine, code=1)
+    kept_out = command.run_json(*examine, code=1)
     assert (kept_out["ok"], kept_out["quarantined"], kept_out["proved"]) == (True, "hot", False)
     assert "cordoned since" in command.run(*examine, code=1)
     command.run("node", "uncordon", "node3", "--reason", "fan replaced", code=0)
-    assert not command.told(*examine, *FIT, code=0)["proved"], "a part is not the whole"
-    assert not command.told(*examine, *UNFIT[4:], code=1)["proved"]
-    assert command.told("node", "list", code=0)["entries"]
-    assert command.told(*examine, code=0)["proved"]
-    assert command.told("node", "list", code=0)["entries"] == []
+    assert not command.run_json(*examine, *FIT, code=0)["proved"], "a part is not the whole"
+    assert not command.run_json(*examine, *UNFIT[4:], code=1)["proved"]
+    assert command.run_json("node", "list", code=0)["entries"]
+    assert command.run_json(*examine, code=0)["proved"]
+    assert command.run_json("node", "list", code=0)["entries"] == []
 
 
 def test_two_machines_test_the_network_between_them(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that serves is a process as a user starts it, and ends with Ctrl-C."""
+    """The serving machine is a process as a user starts it, and ends with Ctrl-C."""
     serve = [sys.executable, "-m", "chaoskit", "node", "serve-check"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, env=environment) as server:
@@ -148,14 +155,14 @@ def test_two_machines_test_the_network_between_them(
             generous = ("--limit", "pair_throughput_min_mb_s=0", "--limit", "pair_rtt_max_ms=10000")
             generous = (*FIT, "--against", address, *generous)
             monkeypatch.setenv("CHAOSKIT_HEALTH_TOKEN", token)
-            found = {
-                one["what"]: one
-                for one in command.told("node", "check", *generous, code=0)["findings"]
+            findings = {
+                finding["what"]: finding
+                for finding in command.run_json("node", "check", *generous, code=0)["findings"]
             }
-            assert found["pair.intact"]["value"] == "yes"
-            assert found["pair.rtt_ms"]["value"] > 0
+            assert findings["pair.intact"]["value"] == "yes"
+            assert findings["pair.rtt_ms"]["value"] > 0
             monkeypatch.setenv("CHAOSKIT_HEALTH_TOKEN", TOKEN)
-            refused = command.told("node", "check", *generous, code=1)
+            refused = command.run_json("node", "check", *generous, code=1)
             assert [reason.partition("=")[0] for reason in refused["reasons"]] == ["pair.reached"]
         finally:
             server.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Decisions of a history at their edges: what is measured, kept, compared and accepted."""
+"""Edge cases of a history's decisions: which numbers are measured, kept, compared and accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from chaoskit.history.compare import (
     CONTROL,
     TOLERANCE,
     RunComparison,
-    beyond_chance,
     compare,
     compare_number,
     exit_code,
@@ -29,11 +28,11 @@ from chaoskit.history.compare import (
     samples_of,
     with_accepted,
     with_accepted_findings,
+    withdraw_chance_regressions,
 )
-from chaoskit.history.faces import markdown, ratio_text, sparkline, told_first, value_text
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.history.place import Sources, covariates_of, machine_of, sources_at
-from chaoskit.history.ranks import EXACT_MOST, RatioEstimate, estimate_ratio
+from chaoskit.history.ratio_estimate import EXACT_MOST, RatioEstimate, estimate_ratio
 from chaoskit.history.record import (
     AcceptedRecord,
     Metric,
@@ -43,6 +42,7 @@ from chaoskit.history.record import (
     metrics_of,
 )
 from chaoskit.history.record import passed as run_passed
+from chaoskit.history.rendering import markdown, ratio_text, sparkline, top_changes, value_text
 from chaoskit.history.series import series_of
 from chaoskit.history.session import SessionRecords, lines_of, read, records_of
 from chaoskit.history.store import RunContents, RunHistory, encode
@@ -54,7 +54,7 @@ from chaoskit.vocabulary import Verdict
 TODAY = date(2026, 11, 28)
 
 
-# -- what a run has measured --------------------------------------------------------------------------------------
+# -- what a run has measured -----------------------------------------------------------------------
 
 
 def _account(**seconds: float) -> TimeAccount:
@@ -93,7 +93,7 @@ def test_numbers_of_a_run_that_recovered() -> None:
 
 
 def test_numbers_of_a_run_without_a_fault() -> None:
-    """The step is the median of all but the first, as far as they took time."""
+    """The step is the median of all steps but the first, of those that took time."""
     made = outcome("calm", count=5)
     made.steps = [
         msgspec.structs.replace(point, seconds=seconds)
@@ -118,8 +118,8 @@ def test_whether_a_run_passed_is_known_of_a_verdict_alone(
     verdict: Verdict, test_failed: bool, number: float | None
 ) -> None:
     made = outcome("x", verdict=verdict, test=TestResult(nodeid="x", failed=test_failed))
-    found = metrics_of(made).get("passed")
-    assert (found.value if found else None) == number
+    metric = metrics_of(made).get("passed")
+    assert (metric.value if metric else None) == number
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_losses_that_were_not_compared_are_no_number(
     verdict: Verdict, number: float | None
 ) -> None:
     made = outcome("x", checks=[Check(name="losses equal the twin's", verdict=verdict, detail="")])
-    found = metrics_of(made).get("losses_equal")
-    assert (found.value if found else None) == number
+    metric = metrics_of(made).get("losses_equal")
+    assert (metric.value if metric else None) == number
 
 
 def _planned(made: Outcome, directory: Path) -> Outcome:
@@ -183,7 +183,9 @@ def test_what_a_run_depends_on() -> None:
 
 
 def test_a_directory_has_the_commit_of_its_repository_if_there_is_one(tmp_path: Path) -> None:
-    """A repository without a commit is none: git answers with the words of the question then."""
+    """A repository without a commit does not count: git then answers with the words of the
+    question.
+    """
     assert sources_at(tmp_path) == Sources(root=tmp_path)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
     subprocess.run([*git, "init", "--quiet"], check=True)
@@ -194,7 +196,7 @@ def test_a_directory_has_the_commit_of_its_repository_if_there_is_one(tmp_path: 
     subprocess.run([*git, "commit", "--quiet", "-m", "a job"], check=True)
     commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
     assert sources_at(tmp_path / "below") == Sources(root=tmp_path, commit=commit)
-    (tmp_path / "below" / "other.py").touch()  # no file of the commit
+    (tmp_path / "below" / "other.py").touch()  # not a file of the commit
     assert not sources_at(tmp_path).is_changed
     (tmp_path / "below" / "train.py").write_text("changed = True\n")
     assert sources_at(tmp_path).is_changed
@@ -222,7 +224,7 @@ def test_records_of_earlier_versions_say_less(
     assert run_passed(counted) is False
 
 
-# -- series -------------------------------------------------------------------------------------------------------
+# -- series ----------------------------------------------------------------------------------------
 
 
 def test_places_in_plans_are_those_of_every_run() -> None:
@@ -239,11 +241,11 @@ def test_places_in_plans_are_those_of_every_run() -> None:
     assert series("/work/project/x/a") != series("/work/project/y/a")
 
 
-# -- ranks --------------------------------------------------------------------------------------------------------
+# -- ranks -----------------------------------------------------------------------------------------
 
 
 def test_large_samples_are_judged_as_small_ones() -> None:
-    """Beyond a size the distribution is taken for a normal one; both agree at the border."""
+    """Large samples are judged with a normal distribution; both methods agree at the border."""
     chance = random.Random(1)
     early = [chance.lognormvariate(0, 0.2) for _ in range(EXACT_MOST)]
     late = [chance.lognormvariate(0.1, 0.2) for _ in range(EXACT_MOST)]
@@ -265,7 +267,7 @@ def test_equal_values_and_few_values_show_nothing() -> None:
     assert (estimate_ratio(two, two, 0.9).low, estimate_ratio(two, two, 0.9).high) == (0, inf)
     bounded = estimate_ratio(
         three, three, 0.9
-    )  # with three a side only the outermost pairs can bound it
+    )  # of three values a side, only the outermost pairs can bound the ratio
     assert (bounded.low, bounded.high) == (pytest.approx(1 / 1.02), pytest.approx(1.02))
 
 
@@ -303,7 +305,7 @@ def test_a_ratio_is_judged_at_its_edges(ratio: RatioEstimate, change: NumberChan
     assert judge(ratio) is change
 
 
-# -- comparisons --------------------------------------------------------------------------------------------------
+# -- comparisons -----------------------------------------------------------------------------------
 
 
 def _finding(change: NumberChange = NumberChange.REGRESSED, **more: Any) -> NumberFinding:
@@ -410,14 +412,16 @@ def test_one_number_is_compared_series_by_series() -> None:
 
 def test_a_count_that_is_new_has_no_reference() -> None:
     def without(name: str, record: RunRecord) -> RunRecord:
-        kept = {known: metric for known, metric in record.metrics.items() if known != name}
+        kept = {key: metric for key, metric in record.metrics.items() if key != name}
         return msgspec.structs.replace(record, metrics=kept)
 
     early = [without("false_alarms", run())]
-    (new,) = [found for found in compare(early, [run()]).findings if found.metric == "false_alarms"]
+    (new,) = [
+        finding for finding in compare(early, [run()]).findings if finding.metric == "false_alarms"
+    ]
     assert (new.change, new.after) == (NumberChange.NO_REFERENCE, 0.0)
     (gone,) = [
-        found for found in compare([run()], early).findings if found.metric == "false_alarms"
+        finding for finding in compare([run()], early).findings if finding.metric == "false_alarms"
     ]
     assert (gone.change, gone.reason) == (
         NumberChange.UNDECIDED,
@@ -431,9 +435,9 @@ def test_a_count_that_is_new_has_no_reference() -> None:
 def test_seconds_of_a_machine_that_was_not_as_fast_decide_nothing(by: float, is_said: bool) -> None:
     assert 0.04 < CONTROL < 0.06
     early, late = [run(step_s=1.0)] * 9, [run(step_s=by)] * 9
-    (found,) = compare_number(early, late, "recovery")
-    assert (found.change is NumberChange.INCOMPARABLE) is is_said
-    assert ("slower" in found.reason, "faster" in found.reason) == (
+    (finding,) = compare_number(early, late, "recovery")
+    assert (finding.change is NumberChange.INCOMPARABLE) is is_said
+    assert ("slower" in finding.reason, "faster" in finding.reason) == (
         is_said and by > 1,
         is_said and by < 1,
     )
@@ -458,15 +462,17 @@ def test_a_run_that_says_nothing_is_not_compared(
 
 
 def test_one_bad_number_of_many_is_taken_for_chance() -> None:
-    """The least probable one must be less probable than the share of false findings, divided by their number."""
+    """The least probable number must be less probable than the share of false findings, divided by
+    their count.
+    """
     bad = _finding(ratio=_ratio(1.5, greater=0.004))
     rest = [_finding(NumberChange.UNCHANGED, ratio=_ratio(1.0)) for _ in range(11)]
-    assert beyond_chance([bad, *rest])[0].change is NumberChange.REGRESSED
-    (doubted, *_) = beyond_chance([bad, *rest, *rest])
+    assert withdraw_chance_regressions([bad, *rest])[0].change is NumberChange.REGRESSED
+    (doubted, *_) = withdraw_chance_regressions([bad, *rest, *rest])
     assert doubted.change is NumberChange.UNDECIDED
-    assert doubted.reason == "of 23 numbers some look so by chance: more runs can decide"
+    assert doubted.reason == "of 23 numbers some look regressed by chance; more runs can decide"
     elsewhere = [_finding(NumberChange.INCOMPARABLE, ratio=_ratio(1.0)) for _ in range(30)]
-    assert beyond_chance([bad, *rest, *elsewhere])[0].change is NumberChange.REGRESSED
+    assert withdraw_chance_regressions([bad, *rest, *elsewhere])[0].change is NumberChange.REGRESSED
 
 
 def test_texts_of_findings() -> None:
@@ -488,10 +494,10 @@ def test_texts_of_findings() -> None:
     ]
     worst, open_ = _finding(), _finding(NumberChange.UNDECIDED)
     comparison = RunComparison(findings=[open_, _finding(NumberChange.UNCHANGED), worst])
-    assert told_first(comparison) == [worst, open_]
+    assert top_changes(comparison) == [worst, open_]
 
 
-# -- sessions -----------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
 def _lines(*records: RunRecord) -> list[str]:
@@ -520,7 +526,7 @@ def test_a_session_is_kept_once_in_its_history_and_its_file(tmp_path: Path) -> N
 
 
 def test_the_plan_of_a_series_is_kept_once(tmp_path: Path) -> None:
-    """With it a run of a history is replayed."""
+    """A run of the history can be replayed with this plan."""
     store, save = str(tmp_path / "history"), tmp_path / "saved.jsonl"
     records = SessionRecords(store, save, "")
     for name in ("a", "b"):
@@ -593,7 +599,9 @@ def test_a_history_is_its_own_baseline_if_a_run_was_added(tmp_path: Path) -> Non
 
 
 def test_what_could_not_be_added_is_tried_again(tmp_path: Path) -> None:
-    """A place that cannot be written is named once, and gets everything when it can be written again."""
+    """A place that cannot be written is reported once, and gets all records when it can be written
+    again.
+    """
     store = tmp_path / "history"
     SessionRecords(str(store), None, "").take(_lines(run()))
     records = SessionRecords(str(store), None, "")
@@ -612,7 +620,7 @@ def test_what_could_not_be_added_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_report_is_read_as_a_session(tmp_path: Path) -> None:
-    """``lines_of`` gives what ``take`` takes."""
+    """The result of ``lines_of`` is what ``take`` expects."""
     made = _planned(failed(), tmp_path)
     write_outcome(made, tmp_path)
     records = SessionRecords("", None, "")
@@ -622,7 +630,7 @@ def test_a_report_is_read_as_a_session(tmp_path: Path) -> None:
     assert {*records.everything().plans} == {kept.series}
 
 
-# -- stores -------------------------------------------------------------------------------------------------------
+# -- stores ----------------------------------------------------------------------------------------
 
 
 def _night(**more: Any) -> NightRecord:
@@ -655,7 +663,7 @@ def test_the_last_good_night_is_that_of_a_name() -> None:
 
 
 def test_records_are_added_line_by_line(tmp_path: Path) -> None:
-    """A whole line is followed by the next one; a part of one is ended first."""
+    """A new record follows a complete line directly; an incomplete line is ended first."""
     history = RunHistory(str(tmp_path / "history"))
     for _ in range(2):
         history.add("01a2236a-e633-7a44-b681-1e46766376ca", [run()])
@@ -676,13 +684,13 @@ def test_lines_without_a_record_are_no_trouble() -> None:
 
 
 def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
-    """The other files are used."""
+    """The file is skipped, and the other files are used."""
     history = RunHistory(str(tmp_path / "history"))
     for session in ("01a2236a-e633-7a44-b681-1e46766376ca", "01a2236b-e633-7a44-b681-1e46766376ca"):
         history.add(session, [run()])
     first, _ = sorted((tmp_path / "history").rglob("*.jsonl"))
     first.unlink()
-    first.symlink_to("/proc/self/mem")  # its first byte cannot be read, by root either
+    first.symlink_to("/proc/self/mem")  # its first byte cannot be read, not even by root
     contents = history.read()
     assert len(contents.runs) == 1
     (line,) = contents.set_aside

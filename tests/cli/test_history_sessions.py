@@ -1,4 +1,6 @@
-"""Records over sessions of pytest: what a first one keeps, what a later one says of it, and the commands for both."""
+"""Records over sessions of pytest: what a first session keeps, what a later one reports, and the
+commands for both.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def sessions(pytester: pytest.Pytester) -> Sessions:
 
 
 class Sessions:
-    """Of one project, with a job that recovers slowly where a file says so."""
+    """Sessions of one project, with a job that recovers slowly if the file ``SLOW`` exists."""
 
     def __init__(self, pytester: pytest.Pytester) -> None:
         self.path, self._pytester = pytester.path, pytester
@@ -92,9 +94,9 @@ def test_a_first_session_is_what_later_ones_are_compared_with(sessions: Sessions
     )
     assert later.ret == 0
     later.stdout.fnmatch_lines(["2 runs recorded; compared with base.jsonl: *1 no reference"])
-    told = (sessions.path / "told.md").read_text()
-    assert "test_session.py::test_calm" in told
-    assert "runs now: 1; before: none" in told
+    summary = (sessions.path / "told.md").read_text()
+    assert "test_session.py::test_calm" in summary
+    assert "runs now: 1; before: none" in summary
     kept = sessions.records("history")
     assert [run.title for run in kept].count("test_session.py::test_kill") == 2
     assert len({run.session for run in kept}) == 2
@@ -138,13 +140,16 @@ def test_a_recovery_that_got_slower_fails_the_session(sessions: Sessions) -> Non
     (sessions.path / "slow").touch()
     worse = sessions.run("--chaos-compare", "base.jsonl", "--chaos-repeats", "6", tests="kill")
     assert worse.ret == 1
-    # seconds may not compare, and full strength may be the recovery itself
+    # seconds may not be comparable, and full strength may be the recovery itself
     worse.stdout.fnmatch_lines(["*compared with base.jsonl: [2-4] regressed, [45] unchanged*"])
 
 
 @pytest.mark.costly
 def test_a_false_alarm_that_there_was_not_before_fails_it(sessions: Sessions) -> None:
-    """One run is enough: no chance explains it. The session is as the one before, but for that number."""
+    """A single run is enough, since chance cannot explain it.
+
+    Only this number differs between the sessions.
+    """
     assert sessions.run("--chaos-save", "now.jsonl", tests="kill").ret == 0
     assert sessions.run("--chaos-compare", "now.jsonl", tests="kill").ret == 0
     (sessions.path / "conftest.py").write_text(ONE_FALSE_ALARM)
@@ -165,7 +170,7 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.mark.costly
 def test_a_session_that_is_no_baseline_makes_none(sessions: Sessions) -> None:
-    """One without runs, and one that did not end well."""
+    """The cases are a session without runs, and one that did not end well."""
     assert sessions.run("--chaos-compare", "base.jsonl", tests="other").ret == 10
     assert sessions.run("--chaos-save", "base.jsonl", tests="other").ret == 10
     assert sessions.run("--chaos-compare", "base.jsonl", "--collect-only").ret == 0
@@ -180,7 +185,7 @@ def test_a_session_that_is_no_baseline_makes_none(sessions: Sessions) -> None:
 
 @pytest.mark.costly
 def test_a_baseline_that_cannot_be_written_is_an_error(sessions: Sessions) -> None:
-    """The disk may fill up while tests run; here its folder goes."""
+    """The disk may fill up while tests run; this test removes the folder instead."""
     (sessions.path / "folder").mkdir()
     gone = SESSION.replace(
         "def test_calm(chaos):",
@@ -194,7 +199,7 @@ def test_a_baseline_that_cannot_be_written_is_an_error(sessions: Sessions) -> No
 
 @pytest.mark.costly
 def test_a_history_is_its_own_baseline_from_the_second_session_on(sessions: Sessions) -> None:
-    """Also where a test changes the working directory."""
+    """This holds even if a test changes the working directory."""
     moves = SESSION.replace(
         "def test_calm(chaos):",
         "def test_calm(chaos, tmp_path, monkeypatch):\n    monkeypatch.chdir(tmp_path)",
@@ -203,12 +208,12 @@ def test_a_history_is_its_own_baseline_from_the_second_session_on(sessions: Sess
         '"train.py", nodes=2, steps=8', f'"{sessions.path}/train.py", nodes=2, steps=8'
     )
     (sessions.path / "test_session.py").write_text(moves)
-    for told in ("nothing to compare with yet", "compared with history"):
+    for message in ("nothing to compare with yet", "compared with history"):
         result = sessions.run(
             "--chaos-compare", "history", "--chaos-history", "history", tests="calm"
         )
         assert result.ret == 0
-        result.stdout.fnmatch_lines([f"1 run recorded; {told}*"])
+        result.stdout.fnmatch_lines([f"1 run recorded; {message}*"])
     assert len(sessions.records("history")) == 2
 
 
@@ -248,7 +253,7 @@ def test_each_run_is_recorded_once_wherever_it_is_made(sessions: Sessions) -> No
 
 @pytest.mark.costly
 def test_two_workers_write_one_file(sessions: Sessions) -> None:
-    """The controller does. Repeats of a test, and other seeds, are one series."""
+    """The controller writes the file. Repeats of a test, and other seeds, are one series."""
     pytest.importorskip("xdist")
     result = sessions.run("-n", "2", "--chaos-history", "history", "--chaos-repeats", "2")
     assert result.ret == 0
@@ -423,21 +428,21 @@ def test_markers_of_a_class_promise_beside_those_of_a_test(sessions: Sessions) -
     result.stdout.fnmatch_lines(["*false_alarms == 0, lost_steps == 0, recovered*"])
 
 
-# -- a session that makes no baseline -----------------------------------------------------------------------------
+# -- a session that makes no baseline --------------------------------------------------------------
 
 PROMISE = "later sessions are compared with"
 
 
 @pytest.mark.costly
 def test_a_first_session_writes_its_summary(sessions: Sessions) -> None:
-    """It says what was recorded, and that there was nothing to compare with."""
+    """The summary names what was recorded, and says that there was nothing to compare with."""
     first = sessions.run(
         "--chaos-compare", "base.jsonl", "--chaos-summary", "told.md", tests="calm"
     )
     assert first.ret == 0
-    told = (sessions.path / "told.md").read_text()
-    assert told.startswith("### chaoskit: 1 run recorded; nothing to compare with yet")
-    assert f"{PROMISE} base.jsonl" in told
+    summary = (sessions.path / "told.md").read_text()
+    assert summary.startswith("### chaoskit: 1 run recorded; nothing to compare with yet")
+    assert f"{PROMISE} base.jsonl" in summary
 
 
 def test_a_session_without_runs_promises_no_baseline(sessions: Sessions) -> None:
@@ -448,9 +453,9 @@ def test_a_session_without_runs_promises_no_baseline(sessions: Sessions) -> None
     result.stdout.fnmatch_lines(
         ["0 runs recorded; nothing to compare with yet", "*base.jsonl was not made: *"]
     )
-    told = (sessions.path / "told.md").read_text()
-    assert PROMISE not in told
-    assert "base.jsonl was not made: no run was recorded" in told
+    summary = (sessions.path / "told.md").read_text()
+    assert PROMISE not in summary
+    assert "base.jsonl was not made: no run was recorded" in summary
 
 
 def test_a_first_session_whose_test_failed_promises_no_baseline(sessions: Sessions) -> None:

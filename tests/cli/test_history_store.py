@@ -1,4 +1,6 @@
-"""Where records are kept: several writers, writers that are killed, and files that are not what they should be."""
+"""Tests of the store of records: several writers, writers that are killed, and damaged or strange
+files.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,11 @@ def test_what_was_added_is_read_in_order(tmp_path: Path) -> None:
     history = RunHistory(str(tmp_path))
     later, earlier = run(started_unix_ns=2), run(started_unix_ns=1)
     session = new_id()
-    for one in (later, earlier):
-        history.add(session, [one])
-    found = history.read()
-    assert found.runs == [earlier, later]
-    assert found.set_aside == []
+    for record in (later, earlier):
+        history.add(session, [record])
+    contents = history.read()
+    assert contents.runs == [earlier, later]
+    assert contents.set_aside == []
     (name,) = (path.relative_to(tmp_path) for path in tmp_path.glob("*/*"))
     assert str(name) == f"{began(session):%Y-%m}/{session}.jsonl"
 
@@ -86,23 +88,23 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     for writer in writers:
         writer.communicate()
         assert writer.returncode == 0
-    found = RunHistory(str(tmp_path)).read()
-    assert len(found.runs) == 200
-    assert found.set_aside == []
+    contents = RunHistory(str(tmp_path)).read()
+    assert len(contents.runs) == 200
+    assert contents.set_aside == []
 
 
 def test_a_killed_writer_leaves_what_it_had_written(tmp_path: Path) -> None:
-    """A line that it had not finished is set aside; a second writer goes on beside it."""
+    """An incomplete line is set aside, and a second writer is not disturbed."""
     with write(tmp_path, 100_000) as writer:
         assert writer.stdout is not None
         written = [writer.stdout.readline() for _ in range(20)]
         os.kill(writer.pid, signal.SIGKILL)
     assert written[-1] == "19\n"
     RunHistory(str(tmp_path)).add(new_id(), [run(title="another")])
-    found = RunHistory(str(tmp_path)).read()
-    assert len(found.runs) >= 21
-    assert found.runs[-1].title == "another" or found.runs[0].title == "another"
-    assert len(found.set_aside) <= 1
+    contents = RunHistory(str(tmp_path)).read()
+    assert len(contents.runs) >= 21
+    assert contents.runs[-1].title == "another" or contents.runs[0].title == "another"
+    assert len(contents.set_aside) <= 1
 
 
 GOOD = encode([run(seed=1)]).decode().strip()
@@ -141,11 +143,11 @@ def test_a_damaged_line_is_set_aside_and_the_others_are_used(tmp_path: Path, lin
     with path.open("ab") as file:
         file.write(line.encode(errors="surrogateescape") + b"\n")
     history.add(session, [run(title="after", started_unix_ns=2)])
-    found = history.read()
-    assert [one.title for one in found.runs] == ["before", "after"]
-    (told,) = found.set_aside
-    assert told.startswith(f"{path.relative_to(tmp_path)}, line 2: set aside")
-    assert "\n" not in told
+    contents = history.read()
+    assert [record.title for record in contents.runs] == ["before", "after"]
+    (note,) = contents.set_aside
+    assert note.startswith(f"{path.relative_to(tmp_path)}, line 2: set aside")
+    assert "\n" not in note
 
 
 FILLS_UP = """
@@ -175,32 +177,32 @@ def test_a_disk_that_takes_a_part_is_told_of_and_loses_nothing_else(tmp_path: Pa
         command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=True
     )
     assert done.stdout == "told\n"
-    found = RunHistory(str(tmp_path)).read()
-    assert {one.title for one in found.runs} == {"before", "after"}
-    assert found.set_aside == []
+    contents = RunHistory(str(tmp_path)).read()
+    assert {record.title for record in contents.runs} == {"before", "after"}
+    assert contents.set_aside == []
 
 
 def test_a_record_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
-    """Also behind what a killed writer has left."""
+    """This holds behind the incomplete line of a killed writer, too."""
     history, session = RunHistory(str(tmp_path)), new_id()
     history.add(session, [run(title="before")])
     (path,) = tmp_path.glob("*/*.jsonl")
     with path.open("ab") as file:
         file.write(b'{"kind":"run","ver')
     history.add(session, [run(title="after")])
-    found = history.read()
-    assert {one.title for one in found.runs} == {"before", "after"}
-    assert len(found.set_aside) == 1
+    contents = history.read()
+    assert {record.title for record in contents.runs} == {"before", "after"}
+    assert len(contents.set_aside) == 1
 
 
 def test_a_folder_that_cannot_be_listed_is_told_of(tmp_path: Path) -> None:
-    """The others are used."""
+    """The other folders are used."""
     history = RunHistory(str(tmp_path))
     history.add(new_id(), [run()])
-    (tmp_path / "2026-01").symlink_to(tmp_path / "2026-01")  # root, too, cannot
-    found = history.read()
-    assert len(found.runs) == 1
-    assert found.set_aside == ["2026-01/: set aside: it cannot be listed"]
+    (tmp_path / "2026-01").symlink_to(tmp_path / "2026-01")  # a loop, which root cannot list either
+    contents = history.read()
+    assert len(contents.runs) == 1
+    assert contents.set_aside == ["2026-01/: set aside: it cannot be listed"]
 
 
 @pytest.mark.parametrize(
@@ -211,9 +213,9 @@ def test_a_strange_file_is_set_aside(tmp_path: Path, name: str) -> None:
     history.add(new_id(), [run()])
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("strange")
-    found = history.read()
-    assert len(found.runs) == 1
-    assert [name in line for line in found.set_aside] == ([] if name.count("/") > 1 else [True])
+    contents = history.read()
+    assert len(contents.runs) == 1
+    assert [name in line for line in contents.set_aside] == ([] if name.count("/") > 1 else [True])
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": "new"}', '{"version": 9}', "[]"])
@@ -242,20 +244,20 @@ def test_a_store_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
 def test_a_history_lies_in_an_object_store(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (
+    for name, setting in (
         ("ENDPOINT_URL", s3_server.url),
         ("ACCESS_KEY_ID", "any"),
         ("SECRET_ACCESS_KEY", "any"),
     ):
-        monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv(f"AWS_{name}", setting)
     s3_server.make_bucket("history")
     history = RunHistory("s3://history/runs")
     assert not history.is_there()
     session = new_id()
     for number in range(3):
         history.add(session, [run(seed=number)])
-    found = history.read()
-    assert sorted(one.seed for one in found.runs) == [0, 1, 2]
+    contents = history.read()
+    assert sorted(record.seed for record in contents.runs) == [0, 1, 2]
     assert history.prune(datetime.now(UTC).date() + timedelta(days=1), dry_run=False) != []
     assert history.read().runs == []
     history.close()
@@ -274,17 +276,17 @@ def test_old_sessions_are_deleted(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_there_twice_is_one() -> None:
-    contents, one = RunContents(), run()
-    contents.take(encode([one]), "a")
-    contents.take(encode([one]), "b")
-    assert contents.in_order().runs == [one]
+    contents, record = RunContents(), run()
+    contents.take(encode([record]), "a")
+    contents.take(encode([record]), "b")
+    assert contents.in_order().runs == [record]
 
 
 def test_a_plan_is_that_of_its_series_with_its_seed(tmp_path: Path) -> None:
     contents = RunContents()
     contents.take((RECORDED / "version-1.jsonl").read_bytes(), "a")
-    found: dict[str, Any] = json.loads(plan_of_run(contents, "01a21db3-d995", tmp_path))
-    assert found["settings"] == {"nodes": 2, "seed": 7}
+    plan: dict[str, Any] = json.loads(plan_of_run(contents, "01a21db3-d995", tmp_path))
+    assert plan["settings"] == {"nodes": 2, "seed": 7}
     contents.runs.append(msgspec.structs.replace(contents.runs[0], run_id="01a21db3-d995-aaaa"))
     for name, reason in (("01a21db3", "several"), ("02", "lists the runs")):
         with pytest.raises(BadInput, match=reason):

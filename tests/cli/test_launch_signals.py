@@ -1,4 +1,6 @@
-"""Signals to a launch: it finishes the step, stores it, ends everything and says how to go on."""
+"""Signals to a launch: it finishes the step, stores it, ends all processes and prints how to
+resume.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ def workplace(tmp_path: Path) -> Iterator[Workplace]:
 
 
 class Launch:
-    """A launch of a job that would train for hours, once it has committed three steps."""
+    """A launch of a job that would train for hours, after it has committed three steps."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class Launch:
         wait_until(lambda: self.workplace.commits("run") > 2, "the first steps", limit_s=LIMIT_S)
 
     def await_line(self, text: str) -> None:
-        """Read what is printed until a line has ``text``."""
+        """Read the output until a line contains ``text``."""
         assert self.process.stdout is not None
         assert any(text in line for line in iter(self.process.stdout.readline, "")), (
             f"never printed: {text}"
@@ -119,7 +121,9 @@ class Launch:
 
     @contextmanager
     def stopped_agent(self, node: str, seconds: float) -> Iterator[None]:
-        """Stop the agent of a node for so long, from the entry of the block on: its rank hears orders late."""
+        """Stop the agent of a node for ``seconds`` from the entry of the block on: its rank gets
+        orders late.
+        """
         processes = {
             Path(f"/proc/{pid}/comm").read_text().strip(): pid
             for pid in descendants(self.process.pid)
@@ -134,7 +138,7 @@ class Launch:
             timer.join()
 
     def end(self) -> str:
-        """Return all that was printed, once no process is left."""
+        """Wait until no process is left, and return all output."""
         printed, _ = self.process.communicate(timeout=LIMIT_S)
         self.workplace.await_silence()
         return str(printed)
@@ -151,7 +155,7 @@ class Launch:
 
 def resumed(workplace: Workplace, printed: str, steps: int) -> dict[str, Any]:
     """Run the command that a launch has printed, for some steps more; return its result."""
-    (line,) = [line for line in printed.splitlines() if line.startswith("to go on from step")]
+    (line,) = [line for line in printed.splitlines() if line.startswith("to resume from step")]
     command = shlex.split(line.partition(": ")[2])
     assert command[:2] == ["chaoskit", "launch"]
     done = workplace.run(
@@ -221,7 +225,8 @@ def test_a_sharded_job_stores_its_last_step(workplace: Workplace) -> None:
         "the ranks left the train function behind different steps, and had to begin anew"
     )
     assert [
-        one.manifest.step for one in DiskTier(workplace.directory / "kept").snapshots().snapshots
+        snapshot.manifest.step
+        for snapshot in DiskTier(workplace.directory / "kept").snapshots().snapshots
     ] == [last]
     assert resumed(workplace, printed, last + 3)["resumed_from"] == last
 
@@ -241,7 +246,7 @@ def test_without_a_tier_the_step_is_finished_and_everything_ends(workplace: Work
 
 @pytest.mark.costly
 def test_a_chosen_signal_is_a_notice_too(workplace: Workplace) -> None:
-    """A scheduler may announce the end by any signal; Ctrl-C is one that a user may want to store by."""
+    """A scheduler may announce the end by any signal; a user may want Ctrl-C to store the step."""
     launch = Launch(
         workplace, "--checkpoints", "kept", "--notice-signal", "USR2", "--notice-signal", "SIGINT"
     )
@@ -251,8 +256,8 @@ def test_a_chosen_signal_is_a_notice_too(workplace: Workplace) -> None:
     assert launch.process.returncode == 128 + signal.SIGUSR2, printed
     assert (
         max(
-            one.manifest.step
-            for one in DiskTier(workplace.directory / "kept").snapshots().snapshots
+            snapshot.manifest.step
+            for snapshot in DiskTier(workplace.directory / "kept").snapshots().snapshots
         )
         == (launch.committed()[-1])
     )
@@ -270,12 +275,12 @@ def test_a_second_signal_ends_at_once(workplace: Workplace) -> None:
     launch.process.send_signal(signal.SIGTERM)
     printed = launch.end()
     assert launch.process.returncode == 128 + signal.SIGTERM, printed
-    assert "ended by SIGTERM; what this command had started was ended" in printed
+    assert "ended by SIGTERM; everything that this command had started was ended" in printed
 
 
 @pytest.mark.costly
 def test_a_step_that_does_not_end_within_the_grace_is_given_up(workplace: Workplace) -> None:
-    """What is stored by then is what the launch names."""
+    """The launch names the newest step that is stored by then."""
     (workplace.directory / "standing.py").write_text(STANDING)
     options = ("--checkpoints", "kept", "--checkpoint-every", "2", "--grace", "3")
     launch = Launch(workplace, *options, script="standing.py")
@@ -286,12 +291,12 @@ def test_a_step_that_does_not_end_within_the_grace_is_given_up(workplace: Workpl
     printed = launch.end()
     assert launch.process.returncode == 128 + signal.SIGTERM, printed
     newest = DiskTier(root).snapshots().snapshots[0].manifest.step
-    assert f"to go on from step {newest}: chaoskit launch standing.py" in printed
+    assert f"to resume from step {newest}: chaoskit launch standing.py" in printed
 
 
 @pytest.mark.costly
 def test_a_step_that_never_ends_loses_no_step_before_it(workplace: Workplace) -> None:
-    """The newest committed state is stored while the ranks stand in the next step."""
+    """The newest committed state is stored while the ranks hang in the next step."""
     (workplace.directory / "standing.py").write_text(STANDING)
     options = ("--checkpoints", "kept", "--checkpoint-every", "100000", "--grace", "4")
     launch = Launch(workplace, *options, script="standing.py")
@@ -304,7 +309,7 @@ def test_a_step_that_never_ends_loses_no_step_before_it(workplace: Workplace) ->
     assert last == other
     (snapshot,) = DiskTier(workplace.directory / "kept").snapshots().snapshots
     assert snapshot.manifest.step == last
-    assert f"to go on from step {last}: chaoskit launch standing.py" in printed
+    assert f"to resume from step {last}: chaoskit launch standing.py" in printed
     (workplace.directory / "stand").unlink()
     assert resumed(workplace, printed, last + 2)["resumed_from"] == last
 
@@ -371,7 +376,7 @@ def test_a_notice_before_the_first_step_ends_the_launch(workplace: Workplace) ->
 @pytest.mark.slow
 @pytest.mark.costly
 def test_a_terminal_that_is_closed_stores_the_last_step(workplace: Workplace) -> None:
-    """Its launcher gets SIGHUP, and can print nothing any more."""
+    """The launcher of a closed terminal gets SIGHUP, and can no longer print."""
     master, slave = os.openpty()
     options = ["--nodes", "2", "--spares", "0", "--report", "run", "--checkpoints", "kept"]
     launcher = workplace.start(
@@ -391,7 +396,7 @@ def test_a_terminal_that_is_closed_stores_the_last_step(workplace: Workplace) ->
 
 
 def test_a_notice_is_repeated_to_the_next_coordinator() -> None:
-    """The order is lost with a coordinator. The next one is told once it knows a step."""
+    """The order is lost with a coordinator. The next coordinator gets it once it knows a step."""
     config = RunConfig(job=JobSpec("job.py"))
     beat = Beat("node0.0", 1, 0, 7, Phase.FORWARD, age_ms=1.0, starved_ms=0.0, commits=7, loss=0.0)
     requests = Requests()

@@ -1,4 +1,6 @@
-"""Nights of experiments: real ones that are killed, refused and aborted; their plans, logs, reports and webhooks."""
+"""Tests of nightly runs: real ones that are killed, refused and aborted; their plans, logs, reports
+and webhooks.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,10 @@ from support.waiting import wait_until
 
 from chaoskit.errors import BadInput
 from chaoskit.history.finding import NumberChange, NumberFinding
-from chaoskit.history.ranks import estimate_ratio
+from chaoskit.history.ratio_estimate import estimate_ratio
 from chaoskit.history.record import AcceptedRecord, NightRecord, NightUnit, SeriesRecord, new_id
 from chaoskit.history.session import read
 from chaoskit.history.store import RunContents
-from chaoskit.nightly.faces import MARKDOWN_BYTES, report_html, report_markdown
 from chaoskit.nightly.log import (
     NightBegan,
     NightEnded,
@@ -44,8 +45,9 @@ from chaoskit.nightly.log import (
 )
 from chaoskit.nightly.outcome import NO_GOOD_NIGHT, exit_code_of, night_sentence
 from chaoskit.nightly.plan import NightWindow, Webhook, load
-from chaoskit.nightly.report import build_report, gone
-from chaoskit.nightly.watch import AbortCondition, NightAborted, command_holds, watched
+from chaoskit.nightly.rendering import MARKDOWN_BYTES, report_html, report_markdown
+from chaoskit.nightly.report import build_report, removed_tests
+from chaoskit.nightly.watch import AbortCondition, NightAborted, abort_reason, watched
 from chaoskit.nightly.webhook import post
 from chaoskit.process.linux import descendants
 from chaoskit.report import words
@@ -88,8 +90,8 @@ def start(project: Project, *options: str, **environment: str) -> subprocess.Pop
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, told = process.communicate(timeout=300)
-    return process.returncode, out, told
+    out, errors = process.communicate(timeout=300)
+    return process.returncode, out, errors
 
 
 def nights(project: Project) -> list[NightRecord]:
@@ -121,12 +123,12 @@ def test_a_night_that_is_killed_goes_on_where_it_was(project: Project) -> None:
     wait_until(lambda: not any(map(is_alive, below)), "all that it has started has ended")
     assert nights(project) == []
 
-    status, out, told = finish(start(project))
-    assert status == 0, told
-    assert "going on with" in told
-    assert "which was killed: 2 tests over" in told
-    assert "experiments 1 of 3" not in told
-    assert "experiments 2 of 3" in told
+    status, out, errors = finish(start(project))
+    assert status == 0, errors
+    assert "resuming" in errors
+    assert "which was killed: 2 tests complete" in errors
+    assert "experiments 1 of 3" not in errors
+    assert "experiments 2 of 3" in errors
     (night,) = nights(project)
     (folder,) = folders(project)
     assert [(unit.part, unit.test.partition("[")[2], unit.runs) for unit in night.units] == [
@@ -136,7 +138,7 @@ def test_a_night_that_is_killed_goes_on_where_it_was(project: Project) -> None:
         ("experiments", "7]", 2),
     ]
     assert night.missing == []
-    assert [one["state"] for one in night.slas] == ["met", "met", "not shown"]
+    assert [sla["state"] for sla in night.slas] == ["met", "met", "not shown"]
     assert "report.html" in out
     assert {"report.html", "report.md", "report.json", "night.jsonl"} <= {
         path.name for path in folder.iterdir()
@@ -145,8 +147,8 @@ def test_a_night_that_is_killed_goes_on_where_it_was(project: Project) -> None:
     runs = read(str(project.path / "history")).runs
     assert len(runs) == 8
     assert all(
-        len({one.session for one in runs if one.title == title}) == 1
-        for title in {one.title for one in runs}
+        len({run_record.session for run_record in runs if run_record.title == title}) == 1
+        for title in {run_record.title for run_record in runs}
     )
 
 
@@ -174,16 +176,18 @@ def test_a_regression_since_the_last_good_night_is_reported(project: Project) ->
         }
     )
     good = project.commit()
-    status, _, told = finish(start(project))
-    assert status == 0, told
+    status, _, errors = finish(start(project))
+    assert status == 0, errors
     assert nights(project)[0].missing == [NO_GOOD_NIGHT]
     project.write(**{"pauses.py": "IN_FIRST_STEP_S = 0.15\n"})
     bad = project.commit()
-    status, _, told = finish(start(project))
-    assert status == 1, told
+    status, _, errors = finish(start(project))
+    assert status == 1, errors
     night = nights(project)[-1]
-    (found,) = [one for one in night.findings if one.change is NumberChange.REGRESSED]
-    assert (found.metric, found.phase) == ("recovery", "first_good_step")
+    (regression,) = [
+        finding for finding in night.findings if finding.change is NumberChange.REGRESSED
+    ]
+    assert (regression.metric, regression.phase) == ("recovery", "first_good_step")
     page = (folders(project)[-1] / "report.md").read_text()
     assert f"{good[:10]} .. {bad[:10]}" in page
     assert "### Regressions" in page
@@ -192,7 +196,9 @@ def test_a_regression_since_the_last_good_night_is_reported(project: Project) ->
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_night_without_a_new_commit_is_no_failure(project: Project) -> None:
-    """A quiet weekend: what would be compared is the last good night's own commit."""
+    """The commit to compare with may be that of the last good night itself, as on a quiet
+    weekend.
+    """
     project.write(
         **{
             "nightly.yaml": f"{PLAN}compare: {{tests: ['test_it.py::test_kill[4]'], numbers: [recovery]}}\n"
@@ -201,8 +207,8 @@ def test_a_night_without_a_new_commit_is_no_failure(project: Project) -> None:
     project.write(**{"test_it.py": KILLS.replace("[4, 6, 7]", "[4]")})
     project.commit()
     assert finish(start(project))[0] == 0
-    status, _, told = finish(start(project))
-    assert status == 0, told
+    status, _, errors = finish(start(project))
+    assert status == 0, errors
     assert any(
         "nothing is new since the last good night" in line for line in nights(project)[-1].lines
     )
@@ -213,9 +219,9 @@ def test_a_night_without_a_new_commit_is_no_failure(project: Project) -> None:
 def test_a_second_night_is_refused(project: Project) -> None:
     first = start(project)
     wait_for_line(first, "control: ")
-    status, _, told = finish(start(project))
+    status, _, errors = finish(start(project))
     assert status == 2
-    assert "wait: another night runs there (pid " in told
+    assert "wait: another night runs there (pid " in errors
     first.send_signal(signal.SIGTERM)
     finish(first)
     assert len(folders(project)) == 1
@@ -232,13 +238,13 @@ def test_a_night_is_aborted_in_the_middle_of_a_run(project: Project) -> None:
     wait_for_line(process, "experiments: 3 tests")
     (project.path / "abort").touch()
     began = time.monotonic()
-    status, _, told = finish(process)
+    status, _, errors = finish(process)
     assert time.monotonic() - began < 30  # measured: 2 s; a run is ended at once, not awaited
-    assert status == 11, told
+    assert status == 11, errors
     (night,) = nights(project)
-    assert night.reason.startswith("its condition to abort holds: ")
+    assert night.reason.startswith("the abort condition holds: ")
     assert not [line for line in night.lines if line.startswith("left behind")]
-    assert "it ended early" in (folders(project)[0] / "report.md").read_text()
+    assert "the night ended early" in (folders(project)[0] / "report.md").read_text()
 
 
 @pytest.mark.costly
@@ -246,11 +252,11 @@ def test_a_night_is_aborted_in_the_middle_of_a_run(project: Project) -> None:
 @pytest.mark.promise("a control that fails ends the night")
 def test_a_control_that_fails_ends_the_night(project: Project) -> None:
     project.write(**{"test_calm.py": CALM.replace("steps=6", "steps=6, deadline_s=0.01")})
-    status, _, told = finish(start(project))
-    assert status == 11, told
+    status, _, errors = finish(start(project))
+    assert status == 11, errors
     (night,) = nights(project)
     assert night.reason.startswith(
-        "the control arm failed, with no fault in it: test_calm.py::test_calm: "
+        "the control arm failed without a fault: test_calm.py::test_calm: "
     )
     assert {unit.part for unit in night.units} == {"control"}
 
@@ -258,13 +264,13 @@ def test_a_control_that_fails_ends_the_night(project: Project) -> None:
 @pytest.mark.parametrize(
     ("guard", "told"),
     [
-        ("{require: ['false']}", "guard.require='false': wait until it ends with 0: 1"),
+        ("{require: ['false']}", "guard.require='false': wait until this command ends with 0: 1"),
         (
             "{require: [sh, -c, 'echo an incident; exit 3']}",
-            "wait until it ends with 0: an incident",
+            "wait until this command ends with 0: an incident",
         ),
         ("{require: [not-there]}", "No such file or directory"),
-        ("{window: {from: 'NEVER', to: 'NOW'}}", "begin it from"),
+        ("{window: {from: 'NEVER', to: 'NOW'}}", "start the night within"),
     ],
 )
 @pytest.mark.promise("Before that holds nothing is started")
@@ -275,16 +281,16 @@ def test_a_guard_that_does_not_hold_refuses_the_night(
     closed = f"{now + timedelta(hours=2):%H:%M}", f"{now + timedelta(hours=3):%H:%M}"
     guard = guard.replace("NEVER", closed[0]).replace("NOW", closed[1])
     project.write(**{"nightly.yaml": f"{PLAN}guard: {guard}\n"})
-    status, _, said = finish(start(project))
+    status, _, errors = finish(start(project))
     assert status == 2
-    assert told in said
+    assert told in errors
     assert not folders(project)
     assert not (project.path / "history").exists()
 
 
 def test_a_preview_runs_nothing(project: Project) -> None:
-    status, out, told = finish(start(project, "--preview", "--json"))
-    assert status == 0, told
+    status, out, errors = finish(start(project, "--preview", "--json"))
+    assert status == 0, errors
     assert {part: len(tests) for part, tests in json.loads(out).items()} == {
         "control": 1,
         "experiments": 3,
@@ -294,31 +300,31 @@ def test_a_preview_runs_nothing(project: Project) -> None:
 
 def test_a_selection_of_nothing_is_refused(project: Project) -> None:
     project.write(**{"test_it.py": "def test_plain():\n    pass\n"})
-    status, _, told = finish(start(project, "--preview"))
+    status, _, errors = finish(start(project, "--preview"))
     assert status == 2
-    assert "no test uses the fixture chaos" in told
+    assert "no test uses the fixture chaos" in errors
 
 
-# -- plans ------------------------------------------------------------------------------------------------------------
+# -- plans -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("", "mend it"),
-        ("[]", "mend it"),
+        ("[]", "correct the file"),
         ("{", "mend it"),
         ("\x00", "mend it"),
         ("version: 1\nname: a", "missing required field `tests`"),
         ("version: 2\nname: a\ntests: [a]", "use version 1"),
         ("version: 1\nname: ../a\ntests: [a]", "use letters, digits, dots and dashes"),
-        ("version: 1\nname: a\ntests: []", "a night of nothing shows nothing"),
+        ("version: 1\nname: a\ntests: []", "a night without tests has no result"),
         ("version: 1\nname: a\ntests: [a]\nrepeats: 0", "use 1 to 1000"),
         ("version: 1\nname: a\ntests: [a]\nrepeats: many", "Expected `int`"),
         ("version: 1\nname: a\ntests: [a]\nspeed: 3", "unknown field `speed`"),
         ("version: 1\nname: a\nname: b\ntests: [a]", "'name' is there twice"),
         ("version: 1\nname: a\ntests: [a]\nsla: nowhere.yaml", "name a file that can be read"),
-        ("version: 1\nname: a\ntests: [a]\nsla: nightly.yaml", "mend it"),
+        ("version: 1\nname: a\ntests: [a]\nsla: nightly.yaml", "correct the file"),
         (
             "version: 1\nname: a\ntests: [a]\nhistory: h\ncompare: {tests: [b], numbers: [speed]}",
             "name a duration, or a quotient of two",
@@ -335,7 +341,7 @@ def test_a_selection_of_nothing_is_refused(project: Project) -> None:
         ),
         (
             "version: 1\nname: a\ntests: [a]\ncompare: {tests: [b]}",
-            "give a history, in which the last good night",
+            "set history: the last good night",
         ),
         (
             "version: 1\nname: a\ntests: [a]\nhistory: h\ncompare: {tests: [b], tolerance: 0}",
@@ -368,9 +374,9 @@ def test_a_selection_of_nothing_is_refused(project: Project) -> None:
         ),
         (
             "version: 1\nname: a\ntests: [a]\nwebhook: {url_from: 'https://x'}",
-            "its URL may be a secret",
+            "instead of the URL, which may be a secret",
         ),
-        ("version: 1\nname: a\ntests: [a]\nwebhook: {url_from: 'env:'}", "its URL may be a secret"),
+        ("version: 1\nname: a\ntests: [a]\nwebhook: {url_from: 'env:'}", "may be a secret"),
         (
             "version: 1\nname: a\ntests: [a]\nwebhook: {url_from: 'env:X', when: never}",
             "use always, change or bad",
@@ -425,7 +431,7 @@ def test_a_window_is_of_the_evening_on_which_it_began(
     assert window.is_open(at.astimezone(UTC)) is is_open
 
 
-# -- logs -------------------------------------------------------------------------------------------------------------
+# -- logs ------------------------------------------------------------------------------------------
 
 
 def unit(test: str = "test_kill", part: Any = "experiments", **more: Any) -> NightUnit:
@@ -442,42 +448,44 @@ def test_a_torn_line_costs_its_test_alone(tmp_path: Path) -> None:
     file = tmp_path / "one" / "night.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
     again = NightLog(tmp_path / "one")
-    assert again.so_far.has_done("experiments", "one")
-    assert not again.so_far.has_done("experiments", "two")
+    assert again.state.has_done("experiments", "one")
+    assert not again.state.has_done("experiments", "two")
     again.add(UnitDone(unit("two")))
-    assert [one.test for one in read_log(tmp_path / "one").units] == ["one", "two"]
+    assert [done.test for done in read_log(tmp_path / "one").units] == ["one", "two"]
 
 
 def test_a_night_goes_on_only_with_what_it_began(tmp_path: Path) -> None:
     log, began_ns, hour_ns = NightLog(tmp_path / "one"), 10**18, 3600 * 10**9
-    assert not log.so_far.is_resumable("digest", "abc", began_ns)
+    assert not log.state.is_resumable("digest", "abc", began_ns)
     log.add(NightBegan("n", "small", "digest", "abc", began_ns))
-    assert log.so_far.is_resumable("digest", "abc", began_ns + 23 * hour_ns)
-    assert not log.so_far.is_resumable("digest", "abc", began_ns + 25 * hour_ns)
-    assert not log.so_far.is_resumable("another plan", "abc", began_ns)
-    assert not log.so_far.is_resumable("digest", "another commit", began_ns)
+    assert log.state.is_resumable("digest", "abc", began_ns + 23 * hour_ns)
+    assert not log.state.is_resumable("digest", "abc", began_ns + 25 * hour_ns)
+    assert not log.state.is_resumable("another plan", "abc", began_ns)
+    assert not log.state.is_resumable("digest", "another commit", began_ns)
     log.add(NightEnded(night()))
     assert not read_log(tmp_path / "one").is_resumable("digest", "abc", began_ns)
 
 
 def test_a_night_that_was_stopped_does_not_go_on(project: Project) -> None:
-    """Where a kill came before its record: what follows ends it, and runs no test."""
+    """A kill may come before the night is recorded: the next night then ends it, and runs no
+    test.
+    """
     sources = project.git("rev-parse", "HEAD")
     plan = hashlib.sha256(
         msgspec.json.encode([load(project.path / "nightly.yaml"), ""])
     ).hexdigest()[:16]
     log = NightLog(project.path / "chaoskit-nights" / "2026-11-01-small-0000")
     log.add(NightBegan("n", "small", plan, sources, time.time_ns()))
-    log.add(NightStopped("its condition to abort holds: pages are firing"))
-    status, _, told = finish(start(project))
-    assert status == 11, told
-    (one,) = nights(project)
-    assert (one.night, one.reason) == ("n", "its condition to abort holds: pages are firing")
-    assert one.units == []
+    log.add(NightStopped("the abort condition holds: pages are firing"))
+    status, _, errors = finish(start(project))
+    assert status == 11, errors
+    (record,) = nights(project)
+    assert (record.night, record.reason) == ("n", "the abort condition holds: pages are firing")
+    assert record.units == []
 
 
 def test_a_night_that_is_there_twice_is_one() -> None:
-    """A kill came between its record in the history and the end of its log."""
+    """A kill may come between the night's record in the history and the end of its log."""
     first = night()
     again = msgspec.structs.replace(first, seconds=99.0)
     assert RunContents(nights=[first, again]).in_order().nights == [again]
@@ -495,13 +503,13 @@ def test_a_condition_that_cannot_be_asked_ends_the_night(raised: Exception) -> N
             time.sleep(10)
 
     with pytest.raises(
-        NightAborted, match=r"its condition to abort cannot be asked: (Unicode|OSError)"
+        NightAborted, match=r"the abort condition cannot be checked: (Unicode|OSError)"
     ):
         wait()
 
 
 def test_what_a_condition_says_need_not_be_text() -> None:
-    assert command_holds(["sh", "-c", r"printf '\377'"]) == "its condition to abort holds: \ufffd"
+    assert abort_reason(["sh", "-c", r"printf '\377'"]) == "the abort condition holds: \ufffd"
 
 
 def test_folders_of_old_nights_go_and_those_of_killed_ones_stay(tmp_path: Path) -> None:
@@ -520,7 +528,7 @@ def test_folders_of_old_nights_go_and_those_of_killed_ones_stay(tmp_path: Path) 
     assert folders_beyond(tmp_path, "sma", keep=1) == []
 
 
-# -- what a night has shown -------------------------------------------------------------------------------------------
+# -- what a night has shown ------------------------------------------------------------------------
 
 
 def night(day: int = 0, **more: Any) -> NightRecord:
@@ -538,7 +546,7 @@ def night(day: int = 0, **more: Any) -> NightRecord:
 
 def regressed(**more: Any) -> NumberFinding:
     ratio = estimate_ratio([0.1] * 7, [0.15] * 7, 0.9)
-    told = {
+    fields = {
         "series": "one",
         "title": "test_kill",
         "metric": "recovery",
@@ -546,19 +554,19 @@ def regressed(**more: Any) -> NumberFinding:
         "change": NumberChange.REGRESSED,
     }
     return NumberFinding(
-        **{**told, "before": 0.1, "after": 0.15, "ratio": ratio, "phase": "restored", **more}
+        **{**fields, "before": 0.1, "after": 0.15, "ratio": ratio, "phase": "restored", **more}
     )
 
 
 def line(state: State, **more: Any) -> dict[str, Any]:
-    told = {
+    fields = {
         "sla": "a lost rank",
         "line": "recovery.p95 <= 2 s",
         "state": state,
         "runs": 60,
         "misses": 1,
     }
-    return msgspec.to_builtins(Judged(**{**told, **more}))
+    return msgspec.to_builtins(Judged(**{**fields, **more}))
 
 
 @pytest.mark.parametrize(
@@ -577,7 +585,10 @@ def line(state: State, **more: Any) -> dict[str, Any]:
             "1 run failed, 1 run unknown; 3 of 5 runs passed",
         ),
         ({"lines": ["left behind: process 7 (python)"]}, "1 left behind; 5 of 5 runs passed"),
-        ({"reason": "pages are firing"}, "it ended early: pages are firing; 5 of 5 runs passed"),
+        (
+            {"reason": "pages are firing"},
+            "the night ended early: pages are firing; 5 of 5 runs passed",
+        ),
     ],
 )
 def test_a_sentence_hides_nothing_that_changes_the_exit_status(
@@ -615,7 +626,7 @@ def test_a_sentence_hides_nothing_that_changes_the_exit_status(
         ({"missing": ["experiments: test_b: skipped"]}, 10),
         ({"units": [unit(verdicts={Verdict.ERROR: 1}, troubles=["failed: error"])]}, 11),
         ({"lines": ["left behind: process 7 (python)"]}, 11),
-        ({"reason": "its condition to abort holds: pages", "findings": [regressed()]}, 11),
+        ({"reason": "the abort condition holds: pages", "findings": [regressed()]}, 11),
     ],
 )
 def test_the_exit_status_of_a_night(more: dict[str, Any], status: int) -> None:
@@ -650,7 +661,7 @@ def test_the_report_says_since_when_and_how_to_see_it(tmp_path: Path) -> None:
     assert broken.since == (kept[0].commit, kept[1].commit)
     assert broken.replay == ["chaoskit replay --history s3://bucket/history r3"]
     assert [
-        (one.finding.metric, one.finding.phase) for one in report.regressions if one.finding
+        (row.finding.metric, row.finding.phase) for row in report.regressions if row.finding
     ] == [("recovery", "restored")]
     assert not report.troubles
     skipped = night(
@@ -659,21 +670,21 @@ def test_the_report_says_since_when_and_how_to_see_it(tmp_path: Path) -> None:
             unit("test_b", failures=1, troubles=["failed: x"]),
         ]
     )
-    told = build_report(RunContents(nights=[skipped]), "store").troubles
-    assert [row.unit.test for row in told if row.unit] == ["test_b"]
+    shown = build_report(RunContents(nights=[skipped]), "store").troubles
+    assert [row.unit.test for row in shown if row.unit] == ["test_b"]
     assert report.regressions[0].replay.endswith(contents.runs[-1].run_id)
     assert report.not_run == ["experiments: test_other: skipped"]
-    assert gone(kept[2], kept[:2]) == [
-        "experiments: test_gone: it ran in the night before, and is not there any more"
+    assert removed_tests(kept[2], kept[:2]) == [
+        "experiments: test_gone: it ran in the night before, and is not part of this night"
     ]
-    assert gone(msgspec.structs.replace(kept[2], reason="aborted"), kept[:2]) == []
+    assert removed_tests(msgspec.structs.replace(kept[2], reason="aborted"), kept[:2]) == []
     (budget,) = report.budgets
     assert budget.left == pytest.approx(2.0)
-    assert [one.series for one in report.expiring] == ["two"]
+    assert [acceptance.series for acceptance in report.expiring] == ["two"]
     assert report.changed == ["torch: 2.13 (was 2.12)"]
 
-    told = report_markdown(report)
-    headings = re.findall(r"^### (.*)", told, re.MULTILINE)
+    shown = report_markdown(report)
+    headings = re.findall(r"^### (.*)", shown, re.MULTILINE)
     assert headings == [
         "Broken SLAs",
         "Regressions",
@@ -715,9 +726,9 @@ def test_a_report_of_many_things_fits_into_a_comment() -> None:
         f"experiments: test_{number}: it did not run, for a reason of some length"
         for number in range(5000)
     ]
-    told = report_markdown(build_report(RunContents(nights=[night(missing=missing)]), "store"))
-    assert len(told.encode()) <= MARKDOWN_BYTES
-    assert told.endswith("and more: see the report\n")
+    markdown = report_markdown(build_report(RunContents(nights=[night(missing=missing)]), "store"))
+    assert len(markdown.encode()) <= MARKDOWN_BYTES
+    assert markdown.endswith("and more: see the report\n")
 
 
 def test_a_night_of_changed_files_is_not_the_last_good_one() -> None:
@@ -741,9 +752,9 @@ def test_a_night_is_named_by_its_day_or_commit(name: str) -> None:
 
 
 def test_a_night_that_is_not_there_is_refused() -> None:
-    with pytest.raises(BadInput, match="there is none in this history"):
+    with pytest.raises(BadInput, match="name a history with nights"):
         build_report(RunContents(), "store")
-    with pytest.raises(BadInput, match="name one by its day"):
+    with pytest.raises(BadInput, match="name a night by its day"):
         build_report(RunContents(nights=[night()]), "store", "2020-01-01")
 
 
@@ -759,7 +770,7 @@ def test_a_series_is_drawn_over_nights() -> None:
     report = build_report(contents, "store")
     (curve,) = report.curves
     assert (curve.title, curve.recovered, curve.runs) == ("test_kill", 3, 3)
-    # of the day on which their night began, whenever their runs ended
+    # the day on which the night began, whenever its runs ended
     assert [str(point.day) for point in curve.points] == ["2026-11-01", "2026-11-02"]
     page = report_html(report)
     assert page.count("<circle") == 2
@@ -771,11 +782,13 @@ def test_a_series_is_drawn_over_nights() -> None:
     assert len(texts) == 1
     assert len(points) == 2
     assert min(points) > texts[0] + 3, "no point lies on the greatest value"
-    assert [len(one.points) for one in build_report(contents, "store", "2026-11-01").curves] == [1]
+    assert [
+        len(curve.points) for curve in build_report(contents, "store", "2026-11-01").curves
+    ] == [1]
 
 
 def test_a_large_history_is_reported_quickly() -> None:
-    """Measured: 100,000 runs of 30 nights in less than a second; read from a folder, in 3."""
+    """A report of 100,000 runs of 30 nights takes less than a second; from a folder, 3 seconds."""
     session = new_id()
     runs = [run(0.05, session=session, series=f"s{number % 200}") for number in range(20_000)]
     kept = night(units=[unit(session=session)])
@@ -784,26 +797,26 @@ def test_a_large_history_is_reported_quickly() -> None:
     assert time.monotonic() - began < 30
 
 
-# -- webhooks ---------------------------------------------------------------------------------------------------------
+# -- webhooks --------------------------------------------------------------------------------------
 
 
 class _Chat(BaseHTTPRequestHandler):
-    told: ClassVar[list[dict[str, Any]]] = []
+    messages: ClassVar[list[dict[str, Any]]] = []
     status: ClassVar[int] = 200
 
     def do_POST(self) -> None:
-        self.told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(self.status)
         self.end_headers()
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing is logged."""
+        """Write no log."""
 
 
 @pytest.fixture
 def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Chat]]:
     class Chat(_Chat):
-        told: ClassVar[list[dict[str, Any]]] = []
+        messages: ClassVar[list[dict[str, Any]]] = []
 
     server = HTTPServer(("127.0.0.1", 0), Chat)
     thread = threading.Thread(target=server.serve_forever)
@@ -818,9 +831,9 @@ def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Chat]]:
 def test_a_chat_is_told(chat: type[_Chat]) -> None:
     record = night(slas=[line(State.BROKEN)])
     assert post(Webhook("env:CHAT"), record, None) == ""
-    (told,) = chat.told
-    assert told["text"] == f"small: {night_sentence(record)}"
-    assert told["exit_code"] == 1
+    (message,) = chat.messages
+    assert message["text"] == f"small: {night_sentence(record)}"
+    assert message["exit_code"] == 1
 
 
 @pytest.mark.parametrize(
@@ -842,7 +855,7 @@ def test_a_chat_is_told_when_it_shall_be(
         msgspec.structs.replace(night(), exit_code=status) for status in (before, now)
     )
     assert post(Webhook("env:CHAT", when), later, earlier) == ""
-    assert bool(chat.told) is is_told
+    assert bool(chat.messages) is is_told
 
 
 def test_a_chat_that_fails_changes_nothing(
@@ -855,14 +868,14 @@ def test_a_chat_that_fails_changes_nothing(
     monkeypatch.setenv("CHAT", "nonsense")
     assert (
         post(Webhook("env:CHAT"), night(), None)
-        == "the webhook was not called: env:CHAT holds no URL"
+        == "the webhook was not called: env:CHAT contains no URL"
     )
     monkeypatch.setenv("CHAT", "http://127.0.0.1:1/a secret")
     assert post(Webhook("env:CHAT"), night(), None) == "the webhook has failed: InvalidURL"
     assert "No such file" in post(Webhook("file:/nowhere"), night(), None)
 
 
-# -- examples ---------------------------------------------------------------------------------------------------------
+# -- examples --------------------------------------------------------------------------------------
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "nightly"
 
@@ -886,14 +899,16 @@ def test_the_units_of_systemd_are_whole() -> None:
 
 
 def test_the_workflow_runs_a_night_and_keeps_its_report(project: Project) -> None:
-    """Its commands are run as they are, but for the installation; the night itself is only looked at."""
-    found = read_document("workflow", EXAMPLES / "nightly.yml")
-    commands = [step["run"] for step in found["jobs"]["night"]["steps"] if "run" in step]
-    assert found["jobs"]["night"]["steps"][0]["with"] == {"fetch-depth": 0}
+    """The commands of the workflow run unchanged, except for the installation; the night is only
+    previewed.
+    """
+    workflow = read_document("workflow", EXAMPLES / "nightly.yml")
+    commands = [step["run"] for step in workflow["jobs"]["night"]["steps"] if "run" in step]
+    assert workflow["jobs"]["night"]["steps"][0]["with"] == {"fetch-depth": 0}
     _, night_of, summary = commands
     assert night_of == "chaoskit nightly run nightly.yaml"
-    status, _, told = finish(start(project, "--preview"))
-    assert status == 0, told
+    status, _, errors = finish(start(project, "--preview"))
+    assert status == 0, errors
     folder = project.path / "chaoskit-nights" / "one"
     folder.mkdir(parents=True)
     (folder / "report.md").write_text("## a night\n")

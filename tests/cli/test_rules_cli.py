@@ -1,4 +1,4 @@
-"""``chaoskit rules`` as a user starts it: a process, files, and exit codes."""
+"""Tests of ``chaoskit rules`` as a user starts it: a process, files, and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ RULES = """
 
 
 class Command:
-    """The command line in this process, which saves the start of a Python: what it prints, its exit code checked."""
+    """A runner of the command line in this process, which saves the start of a Python; it checks
+    the exit code.
+    """
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -36,9 +38,9 @@ class Command:
         printed = self._capsys.readouterr()
         return printed.out or printed.err
 
-    def told(self, *arguments: object, code: int) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.run(*arguments, "--json", code=code))
-        return found
+    def run_json(self, *arguments: object, code: int) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self.run(*arguments, "--json", code=code))
+        return content
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def rules(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Ten steps a second apart; the speed drops for the last three."""
+    """Return a log with ten steps a second apart; the speed drops for the last three."""
     file = tmp_path / "train.log"
     lines = [
         f"2026-01-01 00:00:{s:02},000 loss: {9 - s} speed: {0.9 if s < 7 else 0.25}"
@@ -67,16 +69,16 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_what_would_have_fired(command: Command, rules: Path, log: Path) -> None:
-    found = command.told("test", rules, log, code=1)
-    hang, speed = found["rules"]
+    report = command.run_json("test", rules, log, code=1)
+    hang, speed = report["rules"]
     assert (hang["points"], hang["gap_s"], hang["fired"]) == (
         10,
         {"min": 1.0, "median": 1.0, "max": 1.0},
         [],
     )
-    assert [(one["verdict"], one["time_s"], one["action"]) for one in speed["fired"]] == [
-        ("slow", 1767225608.0, "replace-node")
-    ]
+    assert [
+        (firing["verdict"], firing["time_s"], firing["action"]) for firing in speed["fired"]
+    ] == [("slow", 1767225608.0, "replace-node")]
     assert speed["value"] == {"min": 0.25, "median": 0.9, "max": 0.9}
     text = command.run("test", rules, log, code=1)
     assert (

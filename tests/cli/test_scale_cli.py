@@ -1,4 +1,6 @@
-"""A job that trains is told another size: by command, HTTP, file and signal. Real launches, nodes and workers."""
+"""A job in training is resized by command, HTTP, file and signal, with real launches, nodes and
+workers.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ LIMIT_S = 300.0
 
 
 class Launch:
-    """A job of two nodes that trains until it is told to end."""
+    """A job of two nodes that trains until it is ended."""
 
     def __init__(self, workplace: Workplace) -> None:
         self.directory = workplace.directory / "run"
@@ -57,7 +59,7 @@ class Launch:
         self.until(lambda: self.run.state().step > 0, "the first step")
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait for an event while the launch lives; its log stands in the error."""
+        """Wait for an event while the launch lives; the error has the launch's log."""
         log = self._workplace.directory / "launch.log"
         try:
             wait_until(
@@ -79,10 +81,10 @@ class Launch:
         return ended.returncode, json.loads(ended.stdout)
 
     def refused(self, *arguments: str) -> tuple[str, Any]:
-        """Field and value of what is bad input."""
-        code, said = self.command(*arguments)
+        """Run a command that must be refused as bad input; return the field and the value."""
+        code, answer = self.command(*arguments)
         assert code == 2
-        return said["error"]["field"], said["error"]["value"]
+        return answer["error"]["field"], answer["error"]["value"]
 
     def records(self, event: Event) -> list[Record]:
         return [
@@ -113,22 +115,22 @@ def launch(workplace: Workplace) -> Iterator[Launch]:
 
 @pytest.mark.costly
 def test_every_way_to_ask(launch: Launch) -> None:
-    """One launch is asked in every way: nodes that are missing are started, and no worker is given up."""
-    code, said = launch.command("scale", "3")
-    assert (code, said["done"], said["state"]["world"]) == (0, True, 3)
+    """All ways are used on one launch: missing nodes are started, and no worker is given up."""
+    code, answer = launch.command("scale", "3")
+    assert (code, answer["done"], answer["state"]["world"]) == (0, True, 3)
 
-    code, said = launch.command("scale", "9")
-    assert (code, said["accepted"]) == (1, False)
-    assert "no allowed size: use 1, 2, 3, 4" in said["reason"]
-    code, said = launch.command("node", "drain", "node9", "--grace-s", "5")
-    assert (code, said["reason"]) == (1, "there is no 'node9': the nodes are node0, node1, node2")
+    code, answer = launch.command("scale", "9")
+    assert (code, answer["accepted"]) == (1, False)
+    assert "no allowed size: use 1, 2, 3, 4" in answer["reason"]
+    code, answer = launch.command("node", "drain", "node9", "--grace-s", "5")
+    assert (code, answer["reason"]) == (1, "there is no 'node9': the nodes are node0, node1, node2")
     assert launch.refused("node", "drain", "node0", "--grace-s", "-1") == ("grace_s", -1.0)
 
     assert launch.run.scale(2).accepted
     launch.until_world(2)
     launch.until(lambda: bool(launch.records(Event.LEFT)), "the end of the rank that leaves")
 
-    lent = launch.run.lend(2, "urgent", grace_s=30.0)  # one of them idles
+    lent = launch.run.lend(2, "urgent", grace_s=30.0)  # one of the two lent nodes is idle
     assert (lent.accepted, len(lent.nodes)) == (True, 2)
     launch.until_world(1)
     assert launch.run.return_nodes("urgent").accepted
@@ -147,7 +149,9 @@ def test_every_way_to_ask(launch: Launch) -> None:
 @pytest.mark.costly
 @pytest.mark.promise("SIGTERM to the agent of a node: it is to go")
 def test_a_node_that_is_told_to_end_leaves_first(launch: Launch) -> None:
-    """SIGTERM to its agent, as Kubernetes sends it: the agent ends by itself, with status 0, when its rank is out."""
+    """SIGTERM goes to the agent, as from Kubernetes: the agent exits with status 0 once its rank
+    has left.
+    """
     agent = agent_of(launch, "node1")
     os.kill(agent, signal.SIGTERM)
     launch.until(lambda: not Path(f"/proc/{agent}").exists(), "the end of the agent")
@@ -162,7 +166,9 @@ def agent_of(launch: Launch, node: str) -> int:
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether that process has a handler for the signal; the agent takes its own away when it has had the first."""
+    """Return whether that process has a handler for the signal; the agent removes its handler after
+    the first one.
+    """
     (mask,) = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(int(mask, 16) >> number - 1 & 1)
 
@@ -200,7 +206,9 @@ def test_a_notice_says_when_or_that_it_is_taken_back(
 
 @pytest.mark.costly
 def test_a_stranger_learns_nothing(launch: Launch) -> None:
-    """A request without the token is refused, and the file that holds it is readable by its owner only."""
+    """A request without the token is refused, and the file that holds it is readable by its owner
+    only.
+    """
     door = json.loads((launch.directory / DOOR).read_text())
     assert stat.S_IMODE((launch.directory / DOOR).stat().st_mode) == 0o600
     for token in ("", "Bearer ", f"Bearer {door['token'][:-1]}"):

@@ -1,4 +1,6 @@
-"""Text of a job, and of files that others write, is shown on a terminal and does nothing to it."""
+"""Text of jobs, and of files that others write, is shown on a terminal without control
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def test_control_characters_become_escapes() -> None:
-    """All of C0 and C1 but newline and tab; every other character stays."""
+    """All of C0 and C1 but newline and tab are escaped; every other character stays."""
     for code in range(0x3000):
         character = chr(code)
         control = code < 0x20 or 0x7F <= code < 0xA0
@@ -55,7 +57,9 @@ def _table(text: str) -> Table:
     ids=["str", "text", "styled", "padded", "table"],
 )
 def test_nothing_that_is_printed_acts(renderable: RenderableType) -> None:
-    """However it is printed: as text, in a table, with a style, or in a live picture."""
+    """Text does nothing to the terminal when printed plainly, in a table, with a style, or in a
+    live display.
+    """
     file = io.StringIO()
     console = Terminal(file=file, width=200)
     console.print(renderable)
@@ -69,7 +73,7 @@ def test_nothing_that_is_printed_acts(renderable: RenderableType) -> None:
 
 
 def test_a_style_is_written_and_the_text_still_does_nothing() -> None:
-    """On a terminal the only sequences are those of rich."""
+    """The only sequences written to a terminal are those of rich."""
     file = io.StringIO()
     Terminal(file=file, width=200, force_terminal=True, color_system="standard").print(
         Text(HOSTILE, "red")
@@ -101,14 +105,14 @@ def test_a_report_shows_what_jobs_and_tests_said(tmp_path: Path) -> None:
 
 
 def test_the_verdict_of_a_failed_test_is_shown_as_text() -> None:
-    """pytest writes the message of the error to the terminal as it is."""
+    """pytest writes the error's message to the terminal unchanged."""
     bad = outcome("bad", verdict=Verdict.FAILED)
     bad.reasons = [HOSTILE]
     assert not _ACTS.search(str(VerdictError(bad)))
 
 
 def test_a_list_of_nodes_and_an_error_show_what_was_written(tmp_path: Path) -> None:
-    """Lists are files that others can write; errors name what was given."""
+    """Lists are files that other processes can write; errors repeat their input."""
     Quarantine(tmp_path / "state" / "chaoskit").add(
         "node3", HOSTILE.replace("\x00", ""), [HOSTILE.replace("\x00", "")]
     )
@@ -121,7 +125,7 @@ def test_a_list_of_nodes_and_an_error_show_what_was_written(tmp_path: Path) -> N
 
 
 def test_bad_input_of_another_process_is_shown_as_text(tmp_path: Path) -> None:
-    """A launcher, or what listens in its place, says which field is wrong."""
+    """The field may be named by a launcher, or by any server that listens in its place."""
     from cli.test_control_api import answering
 
     from chaoskit.elastic.client import Door, open_door
@@ -129,14 +133,14 @@ def test_bad_input_of_another_process_is_shown_as_text(tmp_path: Path) -> None:
     body = b'{"field": "\\u001b[2J", "value": 1, "remedy": "\\u001b[2J\\u009b2J"}'
     with answering(b"HTTP/1.0 400 Bad Request\r\n\r\n" + body) as url:
         open_door(tmp_path, Door(url, "token", os.getpid()))
-        said = run(tmp_path, "scale", "2", "--run", str(tmp_path), stderr=True)
-    assert r"\x1b[2J" in said
-    assert not _ACTS.search(said), ascii(said)
+        output = run(tmp_path, "scale", "2", "--run", str(tmp_path), stderr=True)
+    assert r"\x1b[2J" in output
+    assert not _ACTS.search(output), ascii(output)
     reply = b'{"accepted": false, "reason": "\\u001b[2J", "nodes": []}'
     with answering(b"HTTP/1.0 409 Conflict\r\n\r\n" + reply) as url:
         open_door(tmp_path, Door(url, "token", os.getpid()))
-        said = run(tmp_path, "node", "drain", "node1", "--cancel", "--run", str(tmp_path))
-    assert said == "refused: \\x1b[2J\n"
+        output = run(tmp_path, "node", "drain", "node1", "--cancel", "--run", str(tmp_path))
+    assert output == "refused: \\x1b[2J\n"
 
 
 @pytest.mark.parametrize(

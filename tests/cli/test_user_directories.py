@@ -1,4 +1,6 @@
-"""Homes and caches that cannot be written: chaoskit goes on without them, or names the variable that helps."""
+"""Tests of homes and caches that cannot be written: chaoskit works without them, or names the
+variable to set.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ PLAIN = f"{Path(__file__).parents[1] / 'jobs' / 'failing' / 'troubled.py'}:plain
 
 @pytest.fixture(params=["a file", "a device", "a directory of the kernel"])
 def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A home in which nothing can be made, by root neither."""
+    """Return a home directory in which no file can be created, not even by root."""
     (tmp_path / "file").write_text("")
     places = {
         "a file": tmp_path / "file",
@@ -77,7 +79,7 @@ from chaoskit.experiment.reference.cache import directory_of, keep, kept
 from chaoskit.health.quarantine import state_directory
 for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
     os.environ.pop(name, None)
-os.getuid = lambda: 54321  # has no entry among the users, as in a container
+os.getuid = lambda: 54321  # a uid without an entry in the user database, as in a container
 keep(directory_of("twins") / "a.json", b"a")
 print(kept(directory_of("twins") / "a.json"))
 try:
@@ -100,7 +102,9 @@ def test_a_user_without_a_home(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_cache(chaos: Chaos, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its unbroken twin and the reference of plain PyTorch are trained, compared, and not written."""
+    """The unbroken twin and the reference of plain PyTorch are trained, compared, and not
+    written.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
     outcome = chaos.run(PLAIN, nodes=2, steps=20)
     assert outcome.verdict is Verdict.PASSED, outcome.reasons

@@ -1,4 +1,4 @@
-"""Each piece can be adopted alone: the scripts of ``docs/adopting.md`` run as they stand there."""
+"""Each part of chaoskit can be adopted alone: the scripts of ``docs/adopting.md`` run unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _ABORT = "terminate called without an active exception"
 
 
 def script(name: str, directory: Path) -> Path:
-    """The code block of the page that begins with the name of the file."""
+    """Write the code block of the page that begins with the name of the file, and return its
+    path.
+    """
     blocks = re.findall(
         rf"```python\n(# {re.escape(name)}\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
     )
@@ -35,7 +37,9 @@ def torchrun(path: Path, *options: str) -> list[str]:
 
 
 def finished(command: list[str], directory: Path) -> str:
-    """What the command prints. Once in thirty runs torch itself aborts a rank as it exits: then it is run again."""
+    """Return the output of the command, which is repeated once if torch aborts a rank at its exit
+    (one in thirty runs).
+    """
     for _ in range(2):
         done = subprocess.run(
             command, cwd=directory, capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -62,7 +66,9 @@ def test_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.promise("starts all of them again, and they go on from the last step", victim=1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
-    """Whichever rank is killed half-way, training goes on from there; nothing is left in memory at the end."""
+    """Training continues from the newest snapshot whichever rank is killed; no memory is left in
+    use at the end.
+    """
     memory = Path(f"/dev/shm/chaoskit-test-{os.getpid()}-{victim}")
     command = torchrun(script("memory.py", tmp_path), "--max-restarts", "1")
     environment = {**os.environ, "MEMORY": str(memory), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -82,11 +88,11 @@ def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
         finally:
             run.kill()
             shutil.rmtree(memory, ignore_errors=True)
-    said = "".join(lines)
-    begins = [int(step) for step in re.findall(r"begins at step (\d+)", said)]
+    output = "".join(lines)
+    begins = [int(step) for step in re.findall(r"begins at step (\d+)", output)]
     assert begins[:2] == [0, 0]
     assert begins[2] == begins[3] >= 148
-    ends = said.count("ends at step 300")
+    ends = output.count("ends at step 300")
     # once in thirty runs torch aborts a rank as it exits, and torchrun then ends the other one
     assert (ends == 2 and not is_left) if status == 0 else ends >= 1
 
@@ -106,7 +112,9 @@ def test_data(tmp_path: Path) -> None:
     "every rank out within milliseconds; then a new world can be entered in the same process"
 )
 def test_a_world_that_is_left(tmp_path: Path) -> None:
-    """Survivors are thrown out of the collective, not held until a timeout, and go on as two."""
+    """Survivors get an error in the collective before its timeout, and continue as a world of
+    two.
+    """
     path = script("world.py", tmp_path)
     ranks = [
         subprocess.Popen(

@@ -1,4 +1,6 @@
-"""The dashboard and the alerts ask for metrics that there are; the page tells of all of them, and of no other."""
+"""The dashboard and the alerts use metrics that exist; the page describes all metrics and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import msgspec
 import pytest
 
 from chaoskit.journal import Journal
-from chaoskit.observe.follow import Follower
+from chaoskit.observe.follower import Follower
 from chaoskit.observe.live import Live
 from chaoskit.observe.metrics import LOOPBACK, MetricsServer, RunMetrics
 from chaoskit.runlog.account.time_account import STANDING_PHASES
@@ -28,7 +30,7 @@ SUFFIXES = re.compile(r"_(bucket|sum|count|created)$")
 
 
 def write_run(directory: Path) -> None:
-    """A run with a loss, and all that has metrics of its own."""
+    """Write the journals of a run with a loss and with every event that has metrics of its own."""
     journals = {
         source: Journal(directory / "journal", source) for source in ("coordinator", "node0")
     }
@@ -65,7 +67,7 @@ def write_run(directory: Path) -> None:
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, dict[str, str]]]:
-    """Names and labels that the endpoint exports."""
+    """Return the names and labels that the endpoint exports."""
     from urllib.request import urlopen
 
     from prometheus_client.parser import text_string_to_metric_families
@@ -73,7 +75,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, dict[st
     directory = tmp_path_factory.mktemp("run")
     write_run(directory)
     live = Live()
-    live.hear(Heartbeat("node0", (Beat("node0.1", 2, 0, 3, 2, 1.0, 0.0, 3, 1.0),)))
+    live.update(Heartbeat("node0", (Beat("node0.1", 2, 0, 3, 2, 1.0, 0.0, 3, 1.0),)))
     metrics = RunMetrics(live, threading.RLock())
     metrics.follower = Follower(
         directory, on_step=metrics.observe_step, on_setback=metrics.observe_setback
@@ -89,22 +91,24 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, dict[st
 
 
 def asked_for(expression: str) -> Iterator[tuple[str, set[str]]]:
-    """Metrics in an expression, with the labels that it selects by; those of the scraper are not the endpoint's."""
+    """Yield the metrics in an expression with the labels that select them, except for the scraper's
+    own labels.
+    """
     for name, selector in re.findall(r"(chaoskit_\w+)(?:\{([^}]*)\})?", expression):
         yield name, set(re.findall(r"(\w+)\s*(?:=~?|!=)", selector)) - {"job", "instance"}
 
 
 def expressions() -> list[str]:
     dashboard = json.loads((GRAFANA / "chaoskit.json").read_text())
-    found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    found += [note["expr"] for note in dashboard["annotations"]["list"]]
-    found += [
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    expressions += [note["expr"] for note in dashboard["annotations"]["list"]]
+    expressions += [
         variable["query"]
         for variable in dashboard["templating"]["list"]
         if variable["type"] == "query"
     ]
     alerts = msgspec.yaml.decode((GRAFANA / "chaoskit-alerts.yml").read_text())
-    return found + [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    return expressions + [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
 
 
 def test_what_the_dashboard_asks_for_is_exported(samples: list[tuple[str, dict[str, str]]]) -> None:
@@ -131,29 +135,33 @@ def test_what_the_legends_name_is_a_label(samples: list[tuple[str, dict[str, str
 def test_the_page_tells_of_every_metric(samples: list[tuple[str, dict[str, str]]]) -> None:
     page = (DOCS / "observability.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `chaoskit_")]
-    told = {name for row in rows for name in re.findall(r"`(chaoskit_\w+)", row)}
-    assert {SUFFIXES.sub("", name) for name, _ in samples} == told
+    described = {name for row in rows for name in re.findall(r"`(chaoskit_\w+)", row)}
+    assert {SUFFIXES.sub("", name) for name, _ in samples} == described
 
 
 def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in json.loads((GRAFANA / "chaoskit.json").read_text())["panels"]:
         at = panel["gridPos"]
-        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        cells = {
+            (at["x"] + column, at["y"] + row) for column in range(at["w"]) for row in range(at["h"])
+        }
         assert not cells & taken
-        assert max(x for x, _ in cells) < 24
+        assert max(column for column, _ in cells) < 24
         taken |= cells
 
 
 def test_prometheus_finds_the_endpoint_and_the_alerts() -> None:
-    """By the port of the page, and the file beside it."""
-    told = msgspec.yaml.decode((GRAFANA / "prometheus.yml").read_text())
-    (job,) = told["scrape_configs"]
+    """Prometheus' configuration has the port of the page and names the file of alerts."""
+    configuration = msgspec.yaml.decode((GRAFANA / "prometheus.yml").read_text())
+    (job,) = configuration["scrape_configs"]
     (port,) = {
-        target.rpartition(":")[2] for one in job["static_configs"] for target in one["targets"]
+        target.rpartition(":")[2]
+        for target_group in job["static_configs"]
+        for target in target_group["targets"]
     }
     assert f"--metrics-port {port}" in (DOCS / "observability.md").read_text()
-    assert [(GRAFANA / name).exists() for name in told["rule_files"]] == [True]
+    assert [(GRAFANA / name).exists() for name in configuration["rule_files"]] == [True]
 
 
 def test_a_rank_does_one_thing(samples: list[tuple[str, dict[str, str]]]) -> None:

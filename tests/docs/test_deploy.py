@@ -1,4 +1,6 @@
-"""The files of ``deploy/``: as they are generated, and rendered to what ``chaoskit cluster manifests`` prints."""
+"""The files of ``deploy/`` are as generated, and render to the output of
+``chaoskit cluster manifests``.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +24,28 @@ _VALUE = re.compile(r"{{ \.Values\.(\w+) }}")
 
 
 def documents(text: str) -> list[Any]:
-    return [msgspec.yaml.decode(one) for one in text.split("---\n") if one.strip()]
+    return [msgspec.yaml.decode(document) for document in text.split("---\n") if document.strip()]
 
 
 def rendered(**given: Any) -> list[Any]:
-    """What Helm makes of the chart, as far as the chart goes: values, and an ``if`` around a whole file."""
+    """Return Helm's rendering of the chart, limited to what the chart uses: values, and an ``if``
+    around a whole file.
+    """
     values = msgspec.yaml.decode((DEPLOY / "chart" / "values.yaml").read_bytes()) | given
-    found = list[Any]()
+    manifests = list[Any]()
     for path in sorted((DEPLOY / "chart" / "templates").iterdir()):
         text = path.read_text()
         if condition := _IF.fullmatch(text):
             text = condition[2] if values[condition[1]] else ""
         text = _VALUE.sub(lambda match: str(values[match[1]]), text)
         assert "{{" not in text, path
-        found += documents(text)
-    return found
+        manifests += documents(text)
+    return manifests
 
 
-def same(found: list[Any], wanted: list[Any]) -> bool:
-    """Whether both are the same objects, in any order."""
-    return sorted(map(msgspec.json.encode, found)) == sorted(map(msgspec.json.encode, wanted))
+def has_same_objects(left: list[Any], right: list[Any]) -> bool:
+    """Return whether both lists have the same objects, in any order."""
+    return sorted(map(msgspec.json.encode, left)) == sorted(map(msgspec.json.encode, right))
 
 
 def test_the_files_are_as_they_are_generated() -> None:
@@ -57,7 +61,7 @@ def test_the_files_are_as_they_are_generated() -> None:
 def test_the_base_is_what_the_command_prints() -> None:
     (kustomization,) = documents((DEPLOY / "base" / "kustomization.yaml").read_text())
     (resource,) = kustomization["resources"]
-    assert same(
+    assert has_same_objects(
         documents((DEPLOY / "base" / resource).read_text()), installation("chaos", "restricted")
     )
 
@@ -83,7 +87,7 @@ def test_the_base_is_what_the_command_prints() -> None:
     ],
 )
 def test_the_chart_is_what_the_command_prints(given: dict[str, Any], wanted: list[Any]) -> None:
-    assert same(rendered(**given), wanted)
+    assert has_same_objects(rendered(**given), wanted)
 
 
 def test_each_right_has_its_reason() -> None:

@@ -1,4 +1,4 @@
-"""What pyproject.toml promises to an installer exists, once."""
+"""Everything that pyproject.toml names exists, and is listed once."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def names(requirements: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_no_requirement_stands_twice(group: str) -> None:
-    found = names(GROUPS[group])
-    assert len(found) == len(set(found))
+    packages = names(GROUPS[group])
+    assert len(packages) == len(set(packages))
     if group != "dependencies":
-        assert not set(found) & set(names(GROUPS["dependencies"])), "it is installed anyway"
+        assert not set(packages) & set(names(GROUPS["dependencies"])), "it is installed anyway"
 
 
 def test_no_line_of_the_constraints_stands_twice() -> None:
@@ -38,7 +38,7 @@ def test_no_line_of_the_constraints_stands_twice() -> None:
 
 
 def test_the_layers_name_modules_that_exist() -> None:
-    """A contract about a module that is not there holds nothing."""
+    """A contract about a module that does not exist would check nothing."""
     contracts = PROJECT["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["id"] == "layers")
     named = [name for layer in layers for name in re.findall(r"[a-z_.]+", layer)]
@@ -46,7 +46,7 @@ def test_the_layers_name_modules_that_exist() -> None:
 
 
 def test_the_changelog_has_short_entries_under_one_heading() -> None:
-    """One line an entry; what is not released stands in one place."""
+    """Each entry has one line, and unreleased changes stand in one place."""
     lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith("## "))
     assert (

@@ -1,4 +1,4 @@
-"""The names that users import: which there are, what importing one loads, and that each does its work."""
+"""The public names: their list, the modules that an import of each loads, and their function."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_both_trainers_have_the_public_interface(trainer: type[BaseTrainer]) -> 
     assert set(Trainer.__annotations__) == {"seed", "device", "disk"}
 
 
-# -- what they do -------------------------------------------------------------------------------------------------
+# -- what they do ----------------------------------------------------------------------------------
 
 TINY = {"size": "tiny"}
 

@@ -21,7 +21,9 @@ RECIPE = re.compile(r"torchrun\b.*--max-restarts|command\W+\[.*torchrun")
 
 
 def test_the_figures_are_those_of_the_benchmarks() -> None:
-    """`python docs/generate/figures.py --write` repairs it."""
+    """The figures are those of the benchmarks; `python docs/generate/figures.py --write` updates
+    them.
+    """
     _, _, rest = README.partition(f"{BEGIN}\n")
     assert rest.partition(f"\n{END}")[0] == table()
 
@@ -42,7 +44,9 @@ def block_of(name: str) -> str:
 
 
 def test_the_job_of_the_readme_fits_its_test(tmp_path: Path) -> None:
-    """The test gives the job ``steps``, which its train function takes; ``chaoskit launch`` needs no option."""
+    """The test gives the job ``steps``, which its train function takes; ``chaoskit launch`` needs
+    no option.
+    """
     job = tmp_path / "train.py"
     job.write_text(block_of("train"))
     assert 'chaos.run("train.py", nodes=4, steps=40,' in block_of("test_three_faults_cost_no_step")
@@ -63,7 +67,9 @@ def test_the_rules_for_a_script_are_the_same_everywhere() -> None:
 
 
 def test_recipes_keep_the_addresses_of_ranks_that_ended_out_of_torchruns_store() -> None:
-    """A command with restarts needs the variable, and README's becomes one with an option that its text names."""
+    """A command with restarts needs the variable, and README's becomes one with an option that its
+    text names.
+    """
     variable = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
     recipes = [block_of("test_torchrun_survives_a_lost_rank")]
     for page in sorted(DOCS.rglob("*.md")):
@@ -75,7 +81,9 @@ def test_recipes_keep_the_addresses_of_ranks_that_ended_out_of_torchruns_store()
 
 @pytest.mark.costly
 def test_the_first_test_of_the_readme_passes(tmp_path: Path) -> None:
-    """The first test recovers from its three faults; here without a limit in time, which a busy machine may miss."""
+    """The first test recovers from its three faults; here without a limit in time, which a busy
+    machine may miss.
+    """
     code = block_of("test_three_faults_cost_no_step")
     assert "within_s=5.0" in code
     (tmp_path / "train.py").write_text(block_of("train"))
@@ -92,7 +100,7 @@ def test_the_first_test_of_the_readme_passes(tmp_path: Path) -> None:
         "report",
     ]
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+        name: setting for name, setting in os.environ.items() if not name.startswith("PYTEST_")
     }
     done = subprocess.run(
         command,

@@ -1,4 +1,6 @@
-"""``chaoskit.faults`` is also ``faults``; a project may have packages ``faults`` and ``fixtures`` of its own."""
+"""The package ``chaoskit.faults`` is also ``faults``; a project may have its own packages
+``faults`` and ``fixtures``.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def test_command(monkeypatch, capsys):
 """
 
 
-def ended(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_python(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     own = {"XDG_CACHE_HOME": str(directory / "cache"), "XDG_STATE_HOME": str(directory / "state")}
     command = [sys.executable, *arguments]
     return subprocess.run(
@@ -67,8 +69,10 @@ def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_a_project_may_have_packages_of_these_names(project: Path) -> None:
-    """The library, the command line and the plugin import nothing of it, with its folder first on the path."""
-    tested = ended(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
+    """The library, the command line and the plugin import nothing of the project, although its
+    folder is first on the path.
+    """
+    tested = run_python(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
     assert "2 passed" in tested.stdout, tested.stdout + tested.stderr
 
 
@@ -79,7 +83,7 @@ def test_a_project_imports_its_own_package_beside_ours(tmp_path: Path) -> None:
     )
     (tmp_path / "faults" / "base.py").write_text("MINE = True\n")
     code = "import chaoskit.faults.base, faults.base; from faults import Mine; print(faults.base.MINE, Mine(rank=1))"
-    own = ended(tmp_path, "-c", code)
+    own = run_python(tmp_path, "-c", code)
     assert own.stdout.startswith("True Mine(rank=1"), own.stderr
 
 
@@ -103,19 +107,21 @@ print(len(names))
 def test_both_names_are_the_same_modules(
     order: tuple[str, str], in_the_repository: bool, tmp_path: Path
 ) -> None:
-    """In a folder of its own, and in the repository, whose folder ``faults`` is found first."""
-    loaded = ended(ROOT if in_the_repository else tmp_path, "-c", SAME, *order)
+    """The names are the same modules in any folder, even in the repository, where the folder
+    ``faults`` is found first.
+    """
+    loaded = run_python(ROOT if in_the_repository else tmp_path, "-c", SAME, *order)
     assert loaded.stderr == ""
     assert int(loaded.stdout) == len(list((ROOT / "faults").rglob("*.py"))) - 1
 
 
 def test_the_short_name_has_no_module_that_the_long_one_lacks(tmp_path: Path) -> None:
-    missing = ended(tmp_path, "-c", "import faults.nowhere")
+    missing = run_python(tmp_path, "-c", "import faults.nowhere")
     assert "No module named 'faults.nowhere'" in missing.stderr
 
 
 def test_the_product_imports_by_the_long_name() -> None:
-    """The suites and fixtures, too: they run in projects of users."""
+    """The suites and fixtures use the long name, too, since they run in projects of users."""
     places = [
         path
         for folder in ("chaoskit", "faults", "suites", "fixtures")

@@ -1,4 +1,6 @@
-"""The page about tests names the arguments of ``chaos.run`` and what an outcome has, and no others."""
+"""The page on tests names the arguments of ``chaos.run`` and the attributes of an outcome, and no
+others.
+"""
 
 from __future__ import annotations
 

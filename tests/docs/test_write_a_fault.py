@@ -1,4 +1,4 @@
-"""The page about faults of one's own: its first example runs as it stands, and its tables name what there is."""
+"""The page on custom faults: its first example runs unchanged, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NOT_FOR_FAULTS = {
         "unclaim",
         "acts",
         "holding",
-        "say",
+        "send",
         "arm",
         "ask_thread",
         "order",
@@ -99,7 +99,9 @@ def test_the_example_strikes_a_command(harness: Harness, example: ModuleType) ->
     outcome = strike(harness, example.Renice(rank=0, at_step=2))
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     (fault,) = outcome.faults
-    assert any(re.fullmatch(r"pid \d+ has niceness 19", one.observed) for one in fault.evidence)
+    assert any(
+        re.fullmatch(r"pid \d+ has niceness 19", evidence.observed) for evidence in fault.evidence
+    )
 
 
 def test_the_example_without_its_act_is_unknown(
@@ -126,7 +128,7 @@ def test_the_example_is_a_whole_test_file(tmp_path: Path) -> None:
         "report",
     ]
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+        name: setting for name, setting in os.environ.items() if not name.startswith("PYTEST_")
     }
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False

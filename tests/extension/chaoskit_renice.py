@@ -22,7 +22,7 @@ from chaoskit.vocabulary import HUNG_CAUSES
 from faults import Fault, Target
 from faults.evidence import Counted, Evidence
 
-# -- the fault --------------------------------------------------------------------------------------------------------
+# -- the fault -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class ReniceNode(Fault):
     """Let the main threads of the rank's node have a CPU only when nothing else on the machine wants it.
 
     Args:
-        nice: of the processes, 1 to 19.
-        lift_after_s: how long it lasts.
+        nice: niceness of the processes, 1 to 19.
+        lift_after_s: duration of the fault in seconds.
     """
 
     nice: int = 19
@@ -48,14 +48,8 @@ class ReniceNode(Fault):
     cost: ClassVar[Any] = "nothing"
     drawn: ClassVar[Mapping[str, Sequence[Any]]] = {"nice": (5, 19)}
     whole_node: ClassVar[bool] = True
-
-    @property
-    def from_outside(self) -> bool:
-        return True
-
-    @property
-    def leads_to(self) -> frozenset[str]:
-        return HUNG_CAUSES | {"slow"}
+    from_outside: ClassVar[bool] = True
+    leads_to: ClassVar[frozenset[str]] = HUNG_CAUSES | {"slow"}
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -65,31 +59,34 @@ class ReniceNode(Fault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         with target.applied(Renice(self.nice)) as renice:
             target.release()
-            many = await target.seen(renice.shown)
-            told = (
-                f"the main threads of {many} processes of {target.node} have niceness {self.nice}"
-            )
+            count = await target.seen(renice.shown)
             yield Counted(
                 subject=target.whole_node,
                 source="the kernel, read back",
-                count=many or 0,
-                seen=told,
+                count=count or 0,
+                seen=f"the main threads of {count} processes of {target.node} have niceness {self.nice}",
             )
             await target.sleep(self.lift_after_s)
         target.lifted()
 
 
-# -- its backend ------------------------------------------------------------------------------------------------------
+# -- its backend -----------------------------------------------------------------------------------
 
 
 class Renice(Action, frozen=True):
-    """Give the main threads of the node's processes this niceness. Shown: how many have it; 0 while one has not."""
+    """Give the main threads of the node's processes this niceness.
+
+    ``shown`` returns the number of processes that have it, or 0 while one of them does not.
+    """
 
     nice: int
 
 
 class ReniceBackend:
-    """Changes the niceness of processes of this host: of their main threads, as Linux has one for each thread."""
+    """Changes the niceness of main threads of processes on this host.
+
+    Linux has a niceness for each thread.
+    """
 
     actions = frozenset[type[Action]]({Renice})
 
@@ -98,41 +95,54 @@ class ReniceBackend:
 
     def apply(self, node: str, action: Action) -> Applied:
         assert isinstance(action, Renice)
-        found = [
-            (one, os.getpriority(os.PRIO_PROCESS, one.pid)) for one in self._place.processes(node)
+        previous = [
+            (process, os.getpriority(os.PRIO_PROCESS, process.pid))
+            for process in self._place.processes(node)
         ]
-        undo = self._place.undo.plan(CommandEntry(self._in_words(found)))
-        for one, _ in found:
-            _renice(one, action.nice)
-        return Reniced(found, action.nice, undo)
+        undo = self._place.undo.plan(CommandEntry(self._undo_command(previous)))
+        for process, _ in previous:
+            _renice(process, action.nice)
+        return Reniced(previous, action.nice, undo)
 
-    def _in_words(self, found: list[tuple[Process, int]]) -> str:
-        """A command that gives every process its niceness back, if it is still the one that it was, and says so."""
-        ticks = "$(sed 's/.*) //' /proc/{one.pid}/stat | cut -d' ' -f20)"  # behind the name, which may have spaces
-        same = f"[ x{ticks} != x{{one.ticks}} ] || renice -n {{was}} -p {{one.pid}}"
-        changes = "; ".join(same.format(one=one, was=was) for one, was in found)
-        return f"sh -c \"{changes}; echo {len(found)} >> '{self._place.run_directory}/put-back'\""
+    def _undo_command(self, previous: list[tuple[Process, int]]) -> str:
+        """Return a command that restores the niceness of every process, and writes their number to a file.
+
+        A pid that belongs to another process by then is left alone.
+        """
+        # The fields are counted behind the name of the process, which may have spaces.
+        ticks = "$(sed 's/.*) //' /proc/{process.pid}/stat | cut -d' ' -f20)"
+        restore = f"[ x{ticks} != x{{process.ticks}} ] || renice -n {{nice}} -p {{process.pid}}"
+        commands = "; ".join(
+            restore.format(process=process, nice=nice) for process, nice in previous
+        )
+        return (
+            f"sh -c \"{commands}; echo {len(previous)} >> '{self._place.run_directory}/put-back'\""
+        )
 
     def release(self, node: str | None = None) -> None:
-        """A process that gets little CPU ends all the same."""
+        """Do nothing: a process that gets little CPU can end."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the backend holds no resource."""
 
 
 class Reniced:
     """Processes whose niceness was changed."""
 
-    def __init__(self, found: list[tuple[Process, int]], nice: int, undo: Undo) -> None:
-        self._found, self._nice, self._undo = found, nice, undo
+    def __init__(self, previous: list[tuple[Process, int]], nice: int, undo: Undo) -> None:
+        self._previous = previous
+        self._nice = nice
+        self._undo = undo
 
     def shown(self) -> int:
-        live = [one for one, _ in self._found if start_ticks(one.pid) == one.ticks]
-        return len(live) if all(_niceness(one.pid) == self._nice for one in live) else 0
+        live = [
+            process for process, _ in self._previous if start_ticks(process.pid) == process.ticks
+        ]
+        return len(live) if all(_niceness(process.pid) == self._nice for process in live) else 0
 
     def lift(self) -> bool:
-        for one, was in self._found:
-            _renice(one, was)
+        for process, nice in self._previous:
+            _renice(process, nice)
         self._undo.done()
         return True
 
@@ -144,14 +154,14 @@ def _renice(process: Process, nice: int) -> None:
 
 
 def _niceness(pid: int) -> int:
-    """Of the main thread, as the kernel lists it."""
+    """Return the niceness of the main thread, from the kernel."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[16])
 
 
 make_backend: Callable[[BackendPlace], ReniceBackend] = ReniceBackend
 
 
-# -- a substrate ------------------------------------------------------------------------------------------------------
+# -- a substrate -----------------------------------------------------------------------------------
 
 
 class TidySubstrate(LocalSubstrate):

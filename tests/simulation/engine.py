@@ -1,4 +1,4 @@
-"""The fake clock, and processes that live by it."""
+"""The engine of the simulation: a fake clock, and processes and threads that run by it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Generator
 from random import Random
 from typing import Any
 
-#: A history with more events than this goes in circles.
+#: A history with more events than this is an endless loop.
 EVENTS_MAX = 200_000
-#: What a strand may wait for: some seconds, or until a condition holds.
+#: A wait of a strand: for some seconds, or until a condition holds.
 Wish = float | Callable[[], bool]
 Work = Generator[Wish, None, Any]
 
 
 class Endless(Exception):
-    """A history of more than ``EVENTS_MAX`` events: it goes in circles."""
+    """A history has more than ``EVENTS_MAX`` events: it is an endless loop."""
 
 
 class Engine:
-    """Everything that is going to happen, in the order of its time; and the one source of randomness."""
+    """The queue of future events in the order of their time, and the only source of randomness."""
 
     def __init__(self, seed: int) -> None:
         self.now_s = 0.0
@@ -30,17 +30,17 @@ class Engine:
         self.trace: list[str] | None = None
 
     def after(self, delay_s: float, act: Callable[..., None], *arguments: Any) -> None:
-        """Have ``act`` done ``delay_s`` from now. Equal times keep their order."""
+        """Schedule ``act`` in ``delay_s`` seconds. Events of equal times keep their order."""
         self._count += 1
         heapq.heappush(self._queue, (self.now_s + delay_s, self._count, act, arguments))
 
     def note(self, text: str) -> None:
-        """A line of the trace, if one is kept."""
+        """Add a line to the trace, if one is kept."""
         if self.trace is not None:
             self.trace.append(f"{self.now_s:9.4f}  {text}")
 
     def run(self, over: Callable[[], bool], until_s: float) -> bool:
-        """Let things happen until ``over``; False if that is not so at ``until_s``.
+        """Run events until ``over`` returns True. Return False if it does not by ``until_s``.
 
         Raises:
             Endless: after ``EVENTS_MAX`` events.
@@ -59,21 +59,24 @@ class Engine:
 
 
 class Process:
-    """Can be killed, and frozen: then whatever would happen to it waits, in order.
+    """A process that can be killed and frozen. While it is frozen, its events wait in their order.
 
     Attributes:
-        paused: whether its machine stands still, and the kernel there with it.
+        alive: it has not ended.
+        frozen: it is stopped by SIGSTOP.
+        paused: its machine stands still, with the kernel.
+        ends: functions that are called when it ends, as the kernel does.
     """
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.engine, self.name = engine, name
         self.alive, self.frozen, self.paused = True, False, False
-        self.ends: list[Callable[[], None]] = []  # what the kernel does when it ends
+        self.ends: list[Callable[[], None]] = []
         self._parked: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._waiting: list[tuple[Strand, Callable[[], bool]]] = []
 
     def run(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Something happens in this process, as soon as it can."""
+        """Call ``act`` in this process: at once, after it is thawed, or never if it has ended."""
         if not self.alive:
             return
         if self.frozen:
@@ -82,22 +85,22 @@ class Process:
             act(*arguments)
 
     def after(self, delay_s: float, act: Callable[..., None], *arguments: Any) -> None:
-        """Have ``act`` done in this process, ``delay_s`` from now at the earliest."""
+        """Schedule ``act`` in this process, in ``delay_s`` seconds at the earliest."""
         self.engine.after(delay_s, self.run, act, *arguments)
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """Stop the process, as by SIGSTOP."""
         self.frozen = True
 
     def thaw(self) -> None:
-        """SIGCONT: what has waited happens now."""
+        """Continue the process, as by SIGCONT, and run the events that have waited."""
         self.frozen = False
         while self._parked and self.alive and not self.frozen:
             act, arguments = self._parked.pop(0)
             act(*arguments)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """End the process, as by SIGKILL."""
         if self.alive:
             self.engine.note(f"{self.name} ends")
             self.alive = False
@@ -112,14 +115,14 @@ class Process:
         return strand
 
     def notify(self) -> None:
-        """Something has changed for which a thread may wait (a condition variable's ``notify_all``)."""
+        """Wake the threads whose condition holds now, like a condition's ``notify_all``."""
         for strand, condition in tuple(self._waiting):
             if condition():
                 strand.wake()
 
 
 class Strand:
-    """A thread: a generator that yields what it waits for."""
+    """A thread: a generator that yields its waits."""
 
     __slots__ = ("_condition", "_process", "_turn", "_work", "hung")
 
@@ -130,10 +133,10 @@ class Strand:
         self.hung = False
 
     def wake(self) -> None:
-        """The condition held a moment ago: look again when the scheduler lets this thread run."""
-        self._process.after(1e-5, self._look, self._turn)
+        """Check the condition again, once the scheduler runs this thread."""
+        self._process.after(1e-5, self._check, self._turn)
 
-    def _look(self, turn: int) -> None:
+    def _check(self, turn: int) -> None:
         condition = self._condition
         if turn == self._turn and condition is not None and condition():
             self.proceed()
@@ -143,7 +146,7 @@ class Strand:
             self.proceed()
 
     def proceed(self) -> None:
-        """Run to the next wish."""
+        """Run to the next wait."""
         if self.hung:
             return
         process = self._process
@@ -166,7 +169,7 @@ class Strand:
 def until(
     process: Process, condition: Callable[[], bool], timeout_s: float | None
 ) -> Generator[Wish, None, bool]:
-    """Wait for ``condition``; False if that took longer than ``timeout_s``. None: it may take any time."""
+    """Wait for ``condition``. Return False after ``timeout_s``; None stands for no timeout."""
     if timeout_s is None:
         yield condition
         return True

@@ -1,4 +1,4 @@
-"""One seed, one history: run it, judge it, tell what happened."""
+"""The run of a history from its seed, its judgement, and its summary."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ from simulation.troubles.resizes import Resizes
 from simulation.troubles.stalls import Stalls
 from simulation.world import Kind, World
 
-#: Every so many histories trains until its world can have settled.
+#: One of so many histories trains until its world has had time to settle.
 LONG = 40
 ENDLESS = 1_000_000
 
 
 @dataclass(frozen=True)
 class History:
-    """How it went.
+    """The summary of a history.
 
     Attributes:
+        faults: the faults that struck, a line each.
         broken: the law that was broken, or "".
-        lasted_s: on the fake clock.
+        ok: the job ended well.
+        reason: the reason of the end.
+        lasted_s: duration on the fake clock.
+        generations: number of the last generation.
+        terms: number of coordinators.
         repeated: the most committed steps of a sharded job that one generation took again.
-        resized: how often the world was to be another.
-        followed: whether its batch followed the world.
-        settled: whether the size to which it came was looked at.
+        resized: number of decisions for a world of other nodes.
+        followed: the batch followed the world.
+        settled: the size that the world came to was checked.
+        trace: the events, a line each, if a trace was kept.
     """
 
     seed: int
@@ -50,9 +56,11 @@ class History:
 def run(
     seed: int, kind: Kind = "replicated", *, trace: bool = False, seams: Seams = SOUND
 ) -> History:
-    """The history of ``seed``, of a job of that kind; with a ``trace`` of all that happened, a line each.
+    """Run the history of ``seed`` for a job of this kind, and judge it.
 
-    ``seams``: where it is made wrong.
+    Args:
+        trace: keep a trace of all events.
+        seams: the parts in which mistakes may be planted.
     """
     world = World(seed, kind, seams=seams)
     if trace:
@@ -71,7 +79,12 @@ def run(
     except (Violation, Endless) as violation:
         broken = str(violation)
     end = world.laws.end or next(
-        (said for said in world.coordinator.plane.picture() if isinstance(said, EndJob)), None
+        (
+            fact
+            for fact in world.coordinator.plane.messages_for_observer()
+            if isinstance(fact, EndJob)
+        ),
+        None,
     )
     return History(
         seed,

@@ -12,13 +12,15 @@ _FILE = Path(__file__).with_name("known.toml")
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of ``known.toml``.
+    """An entry of ``known.toml``.
 
     Attributes:
         kind: ``replicated``, ``sharded`` or ``kept``.
-        law: what was broken.
-        repaired: what was changed since then.
-        settled: the history must come to the size that was asked for; otherwise the seed shows nothing any more.
+        seed: the seed of the history.
+        law: the law that was broken.
+        repaired: the change that repaired it.
+        settled: the history must come to the size that was asked for; otherwise the seed shows
+            nothing any more.
         followed: the batch of the history must follow the world, for the same reason.
     """
 
@@ -40,5 +42,5 @@ def known() -> tuple[Known, ...]:
 
 
 def seeds(kind: str) -> list[int]:
-    """Return the seeds of one kind. They find a planted mistake sooner than others do."""
-    return [one.seed for one in known() if one.kind == kind]
+    """Return the seeds of a kind. They find a planted mistake sooner than other seeds."""
+    return [history.seed for history in known() if history.kind == kind]

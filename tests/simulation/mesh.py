@@ -1,4 +1,4 @@
-"""The process group of a generation and its reduction: in every rank's hands, or broken."""
+"""The process group of a generation and its reduction, which completes on some ranks or on all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Contribution:
-    """What one rank brings to a step: the sums of its shards, each computed from its state, and its vote."""
+    """The contribution of a rank to a step: its state, the sums of its shards, and its vote."""
 
     state: int
     shards: dict[int, int]
@@ -24,7 +24,13 @@ class Contribution:
 
 @dataclass
 class Round:
-    """One step's reduction."""
+    """The reduction of a step.
+
+    Attributes:
+        brought: rank -> its contribution.
+        spread: number of ranks that have sent their segments.
+        done: ranks that have the whole result.
+    """
 
     brought: dict[int, Contribution] = field(default_factory=dict)
     spread: int = 0
@@ -34,8 +40,8 @@ class Round:
 class Mesh:
     """All ranks of one generation, connected with each other (``runtime/group/process_group.py`` over gloo).
 
-    First every rank sends what the others need to finish their segments, then each spreads its own. A rank that ends
-    or leaves in between leaves some of the others with everything, and some without.
+    Every rank first sends the others what they need to finish their segments, then its own segment.
+    If a rank ends or leaves in between, some of the others have the whole result and some do not.
     """
 
     def __init__(self, world: World, plan: Plan) -> None:
@@ -43,19 +49,19 @@ class Mesh:
         self.engine = world.engine
         self.size = len(plan.members)
         self.joined: dict[int, Worker] = {}
-        self.broken: set[int] = set()  # ranks that have seen an end of a connection
-        self.whole = True  # nobody has left
+        self.broken: set[int] = set()  # ranks that have noticed the end of a connection
+        self.whole = True  # no rank has left
         self.rounds: dict[int, Round] = {}
         self._nodes = [member.node for member in plan.members]
         self._held: list[tuple[int, int, Callable[[], None]]] = []  # between two ranks
 
     def join(self, rank: int, worker: Worker) -> None:
-        """``rank`` has found all the others' addresses."""
+        """Add ``rank``, which knows the addresses of all others."""
         self.joined[rank] = worker
         worker.ends.append(lambda: self.leave(rank))
 
     def leave(self, rank: int) -> None:
-        """``Group.abort``, or the end of the process."""
+        """Remove ``rank``, as by ``Group.abort`` or the end of the process."""
         if self.joined.pop(rank, None) is not None:
             self.whole = False
             for other in tuple(self.joined):
@@ -68,53 +74,53 @@ class Mesh:
             worker.run(worker.notify)
 
     def contribute(self, rank: int, step: int, contribution: Contribution) -> Round:
-        """``rank`` starts to reduce ``step``."""
-        one = self.rounds.setdefault(step, Round())
-        one.brought[rank] = contribution
-        if len(one.brought) == self.size:
-            self.world.laws.reduced(self, step, one)
+        """Start the reduction of ``step`` on ``rank`` and return it."""
+        round_ = self.rounds.setdefault(step, Round())
+        round_.brought[rank] = contribution
+        if len(round_.brought) == self.size:
+            self.world.laws.reduced(self, step, round_)
             for other in tuple(self.joined):
-                self._from_all(other, lambda other=other: self._come(other, one))
-        return one
+                self._from_all(other, lambda other=other: self._come(other, round_))
+        return round_
 
-    def _come(self, rank: int, one: Round) -> None:
-        """``rank`` has what it needs to finish its segments."""
+    def _come(self, rank: int, round_: Round) -> None:
+        """Let ``rank`` finish its segments: it has all that it needs for them."""
         worker = self.joined.get(rank)
         if worker is not None:
-            worker.after(self.engine.uniform(0.0002, 0.004), self._spread, rank, one)
+            worker.after(self.engine.uniform(0.0002, 0.004), self._spread, rank, round_)
 
-    def _spread(self, rank: int, one: Round) -> None:
+    def _spread(self, rank: int, round_: Round) -> None:
         if rank not in self.joined or rank in self.broken:
             return
-        one.spread += 1
-        if one.spread == self.size:
+        round_.spread += 1
+        if round_.spread == self.size:
             for other in tuple(self.joined):
-                self._from_all(other, lambda other=other: self._soon(self._complete, other, one))
+                self._from_all(other, lambda other=other: self._soon(self._complete, other, round_))
 
-    def _complete(self, rank: int, one: Round) -> None:
+    def _complete(self, rank: int, round_: Round) -> None:
         worker = self.joined.get(rank)
         if worker is not None and rank not in self.broken:
-            one.done.add(rank)
+            round_.done.add(rank)
             worker.run(worker.notify)
 
-    # -- the network ----------------------------------------------------------------------------------------------
+    # -- the network -------------------------------------------------------------------------------
 
     def _soon(self, act: Callable[..., None], *arguments: Any) -> None:
         self.engine.after(self.engine.uniform(0.0002, 0.005), act, *arguments)
 
     def apart(self, rank: int) -> bool:
-        """Whether ``rank`` cannot speak to one of the others."""
+        """Return whether ``rank`` cannot reach one of the others."""
         return any(self.world.apart(self._nodes[rank], node) for node in self._nodes)
 
     def _through(self, source: int, target: int, act: Callable[[], None]) -> None:
-        """When the network lets it."""
+        """Call ``act`` as soon as the network lets ``source`` reach ``target``."""
         if self.world.apart(self._nodes[source], self._nodes[target]):
             self._held.append((source, target, act))
         else:
             act()
 
     def _from_all(self, rank: int, act: Callable[[], None]) -> None:
-        """When all others' data can reach ``rank``."""
+        """Call ``act`` as soon as the data of all others can reach ``rank``."""
         away = next(
             (
                 other
@@ -129,7 +135,7 @@ class Mesh:
             self._held.append((away, rank, lambda: self._from_all(rank, act)))
 
     def release(self) -> None:
-        """The network may have healed."""
+        """Retry what waits for the network, which may have healed."""
         held, self._held = self._held, []
         for source, target, act in held:
             self._through(source, target, act)

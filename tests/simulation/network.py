@@ -1,4 +1,4 @@
-"""Connections: ordered within one, in any order between two, and lost at any moment with all that is on the way."""
+"""Connections: messages are ordered within a connection, and can be lost with it at any moment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulation.engine import Engine, Process
 CLIENT, SERVER = 0, 1
 #: A kernel that has nothing to send acknowledges so much later.
 _DELAYED_S = 0.04
-#: The site of the coordinator; the others bear the names of nodes.
+#: The site of the coordinator; the other sites have the names of nodes.
 COORDINATOR = "coordinator"
 
 
@@ -19,7 +19,7 @@ class Line:
 
     Args:
         latency_s: shortest and longest time that a message takes.
-        severed: whether nothing comes through to this end now.
+        severed: returns whether the network lets nothing through to this end now.
     """
 
     def __init__(
@@ -46,30 +46,39 @@ class Line:
             process.ends.append(lambda side=side: self._die(side))
 
     def bind(self, side: int, hear: Callable[[Any], None], end: Callable[[], None]) -> None:
-        """What the process at ``side`` does with a message, and with the end of the stream."""
+        """Set the functions that ``side`` calls for a message and for the end of the stream."""
         self._hear[side], self._end[side] = hear, end
 
     def send(self, side: int, message: Any) -> None:
-        """From ``side`` to the other one."""
+        """Send a message from ``side`` to the other side."""
         if not (self._broken or self._closed[side]):
             self._post(1 - side, self._arrive, 1 - side, message)
 
     def close(self, side: int) -> None:
-        """The other end hears of it after all that was sent before."""
+        """Close the connection at ``side``.
+
+        The other end notices that after all earlier messages.
+        """
         if not self._closed[side]:
             self._closed[side] = True
             if not self._broken:
                 self._post(1 - side, self._finish, 1 - side)
 
     def cut(self) -> None:
-        """The connection breaks: what is on the way is lost, and each end hears of it in its own time."""
+        """Break the connection.
+
+        Messages on the way are lost; each end notices that in its own time.
+        """
         if not self._broken:
             self._broken = True
             for side in (CLIENT, SERVER):
                 self._engine.after(self._engine.uniform(0.0001, 0.05), self._finish, side)
 
     def _die(self, side: int) -> None:
-        """The process at ``side`` ended: the kernel says so, and may or may not deliver what it still has."""
+        """Close the connection of a process that ended.
+
+        The kernel may or may not deliver what it still has.
+        """
         if self._engine.random.random() < 0.5:
             self.close(side)
         elif not self._broken:
@@ -80,7 +89,7 @@ class Line:
         return self._engine.uniform(*self.latency_s)
 
     def release(self) -> None:
-        """The network may have healed."""
+        """Send the held messages to each end that the network reaches again."""
         for to, held in enumerate(self._held):
             if held and not self._severed(to):
                 waiting = held[:]
@@ -89,8 +98,10 @@ class Line:
                     self._post(to, act, *arguments)
 
     def probe(self) -> None:
-        """The server sends something that only the kernel at the other end sees. Draws nothing: the seed's own draws
-        stay what they were."""
+        """Send something from the server that only the kernel at the other end sees.
+
+        It draws no random number, so that the other draws of a seed stay the same.
+        """
         self._cross(CLIENT, self._acknowledge)
 
     def _acknowledge(self) -> None:
@@ -101,18 +112,16 @@ class Line:
         self._acknowledged = True
 
     def _cross(self, to: int, act: Callable[[], None]) -> None:
-        if not (
-            self._broken or self._severed(to)
-        ):  # else it is sent again when it is not waited for any more
+        if not (self._broken or self._severed(to)):  # else it would arrive too late to matter
             self._engine.after(self.latency_s[1], act)
 
     def take_acknowledged(self) -> bool:
-        """Whether an acknowledgement has come since this was last asked."""
-        found, self._acknowledged = self._acknowledged, False
-        return found
+        """Return whether an acknowledgement has come since the last call."""
+        acknowledged, self._acknowledged = self._acknowledged, False
+        return acknowledged
 
     def client_alive(self) -> bool:
-        """What the kernel knows of the other process, on one host."""
+        """Return whether the client process lives, as a kernel on the same host knows."""
         return self._ends[CLIENT].alive
 
     def _post(self, to: int, act: Callable[..., None], *arguments: Any) -> None:

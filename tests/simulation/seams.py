@@ -38,15 +38,17 @@ class Seams:
     """The replaceable parts of a history; the defaults are those of the product.
 
     Attributes:
-        hears: what a plane is told in place of a message; of a hello, one or :class:`~chaoskit.errors.Refused`.
-        does: what a coordinator does in place of what its plane decided when its method of this name was called.
-        coordinator: the settings by which coordinators go, from those of the run.
-        node: the settings by which agents go.
-        policies: what a plane decides by.
-        limits: how long it waits for others.
-        facts: makes the memory that an agent has of its workers.
-    budget: makes what decides which commits of a node are copied.
-    torn_worlds: what the judge takes for worlds that ended in one update.
+        hears: returns the messages that a plane receives in place of a message; for a hello, one
+            message, or it raises :class:`~chaoskit.errors.Refused`.
+        does: returns the outputs that a coordinator carries out in place of those that the plane's
+            method of this name decided.
+        coordinator: returns the settings of coordinators, from those of the run.
+        node: returns the settings of agents, from those of the run.
+        policies: the policies of a plane.
+        limits: the time limits of a plane.
+        facts: returns a new memory of an agent for its workers.
+        budget: returns a new budget, which decides what commits of a node are copied.
+        torn_worlds: returns the worlds that ended in one update, as the judge sees it.
     """
 
     hears: Callable[[ControlPlane, Any], Iterable[Any]] = _as_said

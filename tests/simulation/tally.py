@@ -1,4 +1,4 @@
-"""What happened in many histories: which broke a law, and whether they differ enough to prove something."""
+"""Counts over many histories: broken laws, and the variety of the histories."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REPEATED_MAX = 1
 
 
 def stood_still(history: History) -> bool:
-    """Whether the agent of a node, or its whole machine, did nothing for a while and went on."""
+    """Return whether an agent or a whole machine stood still for a while in a history."""
     return any("the agent of" in fault or "the machine of" in fault for fault in history.faults)
 
 
@@ -100,8 +100,8 @@ class Tally:
         return "\n\n".join(self._describe(history) for history in self.broken)
 
     def _describe(self, history: History) -> str:
-        one = f"-k 'one_seed and {self._kind}'"
-        rerun = f"CHAOSKIT_SIM_SEED={history.seed} python -m pytest tests/simulation/histories/test_simulation.py {one} -s"
+        only = f"-k 'one_seed and {self._kind}'"
+        rerun = f"CHAOSKIT_SIM_SEED={history.seed} python -m pytest tests/simulation/histories/test_simulation.py {only} -s"
         law = history.broken.replace("\\", "").replace('"', "'")
         entry = f'[[history]]\nkind = "{self._kind}"\nseed = {history.seed}\nlaw = "{law}"\nrepaired = ""'
         return "\n".join([f"seed {history.seed}: {history.broken}", *history.faults, rerun, entry])

@@ -1,4 +1,4 @@
-"""One cluster in one history."""
+"""The cluster of a history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulation.laws.replica_laws import ReplicaLaws
 from simulation.laws.sharded_laws import ShardedLaws
 from simulation.mesh import Mesh
 from simulation.network import COORDINATOR, Line
-from simulation.processes.coordinator import Coordinator, Record
+from simulation.processes.coordinator import Coordinator, Log
 from simulation.processes.node import Agent
 from simulation.processes.pieces import PieceKeeper
 from simulation.processes.replicas import Doom, ReplicaKeeper, ReplicaWorker
@@ -25,24 +25,26 @@ from simulation.processes.worker import Worker
 from simulation.seams import SOUND, Seams
 from simulation.troubles.resizes import follow_for, policy_for
 
-#: A job must be over so long after the last fault: the start of replacements that hang, leases, detectors one after
-#: the other, pauses between starts that fail.
+#: Time within which a job must be over after the last fault. It covers starts of replacements that
+#: hang, leases, detectors one after the other, and pauses between starts that fail.
 PATIENCE_S = 60.0
 NORMAL_S = (0.0002, 0.004)
-#: Where copies are restored, one that hangs must be noticed sooner; of replicas also a node that is silent, whose lease
-#: is ``coordinator_outage_s``: the limit counts from the loss of the state, without a break.
+#: A hang must be noticed sooner than this while copies are restored; so must the silence of a node
+#: that keeps replicas, which has a lease of ``coordinator_outage_s``. The limit counts from the
+#: loss of the state, without a break.
 _STARTUP_S = {"replicated": 4.0, "sharded": 10.0, "kept": 15.0}
 
-#: Of jobs: replicas, of which nothing outlives its worker; pieces; and replicas whose states are kept on their nodes.
+#: The kinds of jobs: replicas of which nothing outlives its worker ("replicated"), pieces of a
+#: state ("sharded"), and replicas of which the nodes keep the states ("kept").
 Kind = Literal["replicated", "sharded", "kept"]
 
 
 class World:
-    """Processes, the network between them, and what is drawn from the seed.
+    """The processes, the network between them, and the values that are drawn from the seed.
 
     Attributes:
-        haven: the node that no fault strikes, so that the state survives; "" where everybody may die.
-        barren: nodes on which a start has failed.
+        haven: the node that no fault strikes, so that the state survives; "" if any node may die.
+        barren: node -> the number of starts that are still to fail on it.
         names: node -> the number of its next worker.
     """
 
@@ -66,7 +68,7 @@ class World:
             collective_timeout_s=5.0,  # limits user code in a world of one
             replacement_s=random.choice((0.0, 0.5, 3.0)) if sharded else 0.0,
         )
-        self.doom: Doom | None = None  # of a kept job
+        self.doom: Doom | None = None  # only for a kept job
         self.copy_cost = (
             random.choice((0.1, 1.0, 5.0)) if kind == "kept" else 0.0
         )  # CPU time in the time of a copy
@@ -85,18 +87,18 @@ class World:
         self.laws: Any = {"replicated": Laws, "sharded": ShardedLaws, "kept": ReplicaLaws}[kind](
             self
         )
-        self.record = Record()
+        self.log = Log()
         self.workers: dict[str, Worker] = {}
         self._meshes: dict[tuple[str, ...], Mesh] = {}
         self.haven = f"n{random.randrange(nodes)}"
         self.barren: dict[str, int] = {}  # node -> starts that are still to fail
         self.names: dict[str, int] = {}
         self.different: set[str] = set()  # nodes with other software
-        self.stopped = ""  # the reason that an observer gave
+        self.stopped = ""  # the reason with which an observer ended the run
         self.latency_s: dict[str, tuple[float, float]] = {}  # of slow nodes
         self.severed: Counter[tuple[str, str]] = (
             Counter()
-        )  # from a site to another one: by so many faults
+        )  # (site, other site) -> number of faults that sever this way
         self.healed_s = 0.0
         self._lines: list[Line] = []
         self.watched_phase = -1
@@ -106,13 +108,13 @@ class World:
         self.agents = {f"n{index}": Agent(self, f"n{index}", 0) for index in range(nodes)}
 
     def over(self) -> bool:
-        """Whether the coordinator of the moment has ended the job."""
+        """Return whether the current coordinator has ended the job."""
         return self.coordinator.over
 
-    # -- coordinators ---------------------------------------------------------------------------------------------
+    # -- coordinators ------------------------------------------------------------------------------
 
     def launch_coordinator(self) -> None:
-        """``supervisor._restart_coordinators``."""
+        """Start a coordinator, like ``supervisor._restart_coordinators``."""
         self.coordinator = coordinator = Coordinator(self)
         self.coordinators += 1
         coordinator.ends.append(lambda: self._coordinator_ended(coordinator))
@@ -127,7 +129,7 @@ class World:
             self.launch_coordinator()
 
     def connect(self, client: Agent | Worker) -> Line | None:
-        """A connection to whoever listens; None if nobody does."""
+        """Return a connection to the current coordinator, or None if it cannot be reached."""
         if not self.coordinator.alive:
             return None
         node = client.node if isinstance(client, Agent) else client.agent.node
@@ -142,14 +144,14 @@ class World:
         self.coordinator.serve(line)
         return line
 
-    # -- the network ----------------------------------------------------------------------------------------------
+    # -- the network -------------------------------------------------------------------------------
 
     def sever(self, ways: set[tuple[str, str]]) -> None:
-        """Nothing comes through these ways any more, and nobody is told."""
+        """Let nothing through on these ways. No process is notified."""
         self.severed.update(ways)
 
     def heal(self, ways: set[tuple[str, str]]) -> None:
-        """What was sent meanwhile is sent again."""
+        """Let messages through again, those that were sent meanwhile, too."""
         self.severed -= Counter(ways)
         self.healed_s = self.engine.now_s
         for line in self._lines:
@@ -159,35 +161,35 @@ class World:
         for worker in self.workers.values():
             worker.run(worker.notify)
 
-    def apart(self, one: str, other: str) -> bool:
-        """Whether two sites cannot speak to each other."""
-        return (one, other) in self.severed or (other, one) in self.severed
+    def apart(self, site: str, other: str) -> bool:
+        """Return whether two sites cannot communicate, in one direction or both."""
+        return (site, other) in self.severed or (other, site) in self.severed
 
-    # -- workers --------------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------
 
     def new_worker(self, agent: Agent, name: str) -> Worker:
-        """The process of a worker, of the kind that this job has."""
+        """Return a new worker process for this kind of job."""
         return {"replicated": Worker, "sharded": ShardedWorker, "kept": ReplicaWorker}[self.kind](
             self, agent, name
         )
 
     def new_keeper(self, agent: Agent) -> PieceKeeper | ReplicaKeeper:
-        """What keeps the states of a node's workers, of the kind that this job has."""
+        """Return a new keeper of the states of a node's workers, for this kind of job."""
         return ReplicaKeeper(agent) if self.kind == "kept" else PieceKeeper(agent)
 
     def fingerprint_of(self, worker: Worker) -> str:
-        """What the numbers of a worker depend on: another on a node with other software."""
+        """Return a worker's software fingerprint, which differs on a node with other software."""
         return "torch 1, other" if worker.agent.node in self.different else "torch 1"
 
     def mesh(self, plan: Plan) -> Mesh:
-        """The group of ``plan``."""
+        """Return the process group of ``plan``."""
         key = (str(plan.generation), *(member.worker for member in plan.members))
         if key not in self._meshes:
             self._meshes[key] = Mesh(self, plan)
         return self._meshes[key]
 
     def fails_to_start(self, worker: Worker) -> bool:
-        """Whether ``worker`` ends before it is ready."""
+        """Return whether ``worker`` ends before it is ready, and count that start."""
         left = self.barren.get(worker.agent.node, 0)
         if left <= 0:
             return False
@@ -195,18 +197,19 @@ class World:
         return True
 
     def on_node(self, node: str) -> list[Process]:
-        """The agent of ``node``, its keeper where that is a process of the model, and its workers."""
+        """Return the agent of ``node``, its keeper if it is a process, and its workers."""
         agent = self.agents[node]
         keeper = [agent.kept] if isinstance(agent.kept, Process) else []
         return [agent, *keeper, *(charge.process for charge in agent.charges.values())]
 
-    # -- what faults wait for; see faults.py ----------------------------------------------------------------------
+    # -- moments that faults wait for; see faults.py
+    # ----------------------------------------------------------------
 
     def reached(self, worker: Worker) -> None:
-        """``worker`` entered the phase that is watched."""
+        """Called when ``worker`` enters the watched phase."""
 
     def carry_out(self, doom: Doom) -> None:
-        """All ranks that are to end in one update stand there."""
+        """Called when all ranks that are to end in one update are in it."""
 
     def healing(self, worker: Worker, healer: Worker) -> None:
-        """``worker`` begins to copy the state of ``healer``."""
+        """Called when ``worker`` begins to copy the state of ``healer``."""

@@ -1,8 +1,8 @@
-"""Runs a command on a busy machine: ``python tests/support/busy.py pytest tests``.
+"""Run a command on a busy machine: ``python tests/support/busy.py pytest tests``.
 
-Beside the command run twice as many spinning processes as there are processors, and one process that writes to the disk
-and waits until the data is there. They end with the command, also when this process is killed. The exit status is the
-command's.
+Twice as many spinning processes as there are processors run beside the command, and a process that
+writes to the disk and waits until the data is there. They end with the command, also when this
+process is killed. The exit status is the command's.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ _FILE_BLOCKS = 16
 
 
 def spin() -> NoReturn:
-    """Use a processor and nothing else."""
+    """Use a processor in an endless loop."""
     while True:
         pass
 
 
 def write() -> NoReturn:
-    """Overwrite a file of 64 MiB again and again, each block down to the disk. It has no name, so none is left."""
+    """Overwrite a file of 64 MiB again and again, each block down to the disk.
+
+    It has no name, so no file is left.
+    """
     block = os.urandom(_BLOCK_BYTES)
     with tempfile.TemporaryFile() as file:
         while True:
@@ -42,10 +45,10 @@ def write() -> NoReturn:
 
 @contextmanager
 def load() -> Iterator[list[int]]:
-    """Processes that keep the machine busy while the context lasts.
+    """Run processes that keep the machine busy while the context lasts.
 
     Yields:
-        their pids: the spinning ones, then the one that writes.
+        the pids: the spinning processes, then the process that writes.
     """
     with ExitStack() as stack:
         works = ["spin"] * (SPINNERS_A_PROCESSOR * (os.cpu_count() or 1)) + ["write"]
@@ -58,7 +61,7 @@ def load() -> Iterator[list[int]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Work for the load, or run the command that the arguments are."""
+    """Apply a load, or run the command that the arguments give."""
     if arguments[:1] == ["--work"]:
         die_with_parent(int(arguments[1]))
         {"spin": spin, "write": write}[arguments[2]]()

@@ -1,4 +1,4 @@
-"""Faults of a user's own that do another thing than they say."""
+"""Faults of a user that act differently from what they claim."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from faults.target import Target
 
 
 def worker_of(target: Target, rank: int) -> Any:
-    """The process that has a rank, on a node with one worker."""
+    """Return the process of a rank on a node with one worker."""
     return [
-        one
-        for one in target.cluster.node(target.places[rank])
-        if one.name.startswith(f"ck-{target.places[rank]}.")
+        process
+        for process in target.cluster.node(target.places[rank])
+        if process.name.startswith(f"ck-{target.places[rank]}.")
     ][-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KillOther(Kill):
-    """Signals the process of rank 2, and says that its own target is gone."""
+    """Signal the process of rank 2, and claim that the fault's own target is gone."""
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         worker_of(target, 2).signal(signal.SIGKILL)
@@ -37,7 +37,7 @@ class KillOther(Kill):
 
 @dataclass(frozen=True, kw_only=True)
 class KillLate(Kill):
-    """Lets the rank go on, and strikes it some steps later."""
+    """Let the rank go on, and strike it some steps later."""
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()
@@ -50,7 +50,7 @@ class KillLate(Kill):
 
 @dataclass(frozen=True, kw_only=True)
 class KillTwo(Kill):
-    """Kills its target, and rank 2 with it, and claims both."""
+    """Kill the target and rank 2, and claim both."""
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.claim(f"{target.places[2]}.0")
@@ -61,7 +61,7 @@ class KillTwo(Kill):
 
 @dataclass(frozen=True, kw_only=True)
 class Nothing(Fault):
-    """Does nothing, and says nothing."""
+    """Do nothing, and yield no evidence."""
 
     family: ClassVar[str] = "process"
 

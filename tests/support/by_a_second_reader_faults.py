@@ -1,4 +1,4 @@
-"""Faults of a user's own that do another thing than they say."""
+"""Faults of a user that act differently from what they claim."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import ClassVar
 from chaoskit.process.linux import start_ticks
 from chaoskit.substrate.undo import ContinueEntry
 from faults import Kill, KillNode, NaN
-from faults.base import found
 from faults.evidence import Evidence
 from faults.processes.signals import gone, killed, signal_all
 from faults.target import Target
@@ -22,7 +21,7 @@ _IN_UPDATE_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class NaNElsewhere(NaN):
-    """Poisons the gradient of the last bias."""
+    """Poison the gradient of the last bias."""
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.act("nan", parameter="3.bias", where=self.where, sticky=self.sticky)
@@ -31,7 +30,7 @@ class NaNElsewhere(NaN):
 
 @dataclass(frozen=True, kw_only=True)
 class KillOtherNode(KillNode):
-    """Kills the node of rank 2."""
+    """Kill the node of rank 2."""
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         node = target.places[2]
@@ -39,12 +38,12 @@ class KillOtherNode(KillNode):
         processes = target.cluster.node(node)
         signal_all(processes, signal.SIGKILL)
         target.release()
-        yield found(await target.seen(lambda: gone(processes, node)))
+        yield await target.seen(lambda: gone(processes, node))
 
 
 @dataclass(frozen=True, kw_only=True)
 class KillInUpdate(Kill):
-    """Lets the rank contribute to the step, and strikes it in its update."""
+    """Let the rank contribute to the step, and strike it in its update."""
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()
@@ -56,7 +55,7 @@ class KillInUpdate(Kill):
 
 @dataclass(frozen=True, kw_only=True)
 class KillAndStop(Kill):
-    """Kills its target, and stops a process beside the run, which nothing continues."""
+    """Kill the target, and stop a process outside the run; nothing continues it."""
 
     stopped: ClassVar[list[subprocess.Popen[bytes]]] = []
 
@@ -74,7 +73,7 @@ class KillAndStop(Kill):
 
 @dataclass(frozen=True, kw_only=True)
 class LazyKill(Kill):
-    """Does nothing, and sees that its target is killed."""
+    """Do nothing, and report that the target was killed."""
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 @dataclass
 class Measured:
-    """How much time of a fake clock has passed in a block."""
+    """The time of a fake clock that has passed in a block."""
 
     duration_s: float = 0.0
 
 
 class FakeClock:
-    """Stands still but for :meth:`sleep`, which returns at once."""
+    """A clock that stands still except in :meth:`sleep`, which returns at once."""
 
     def __init__(self, now_s: float = 1000.0) -> None:
         self._now_s = now_s

@@ -1,4 +1,4 @@
-"""Open files of the test process, of which servers of large jobs have thousands."""
+"""Open files of the test process; servers of large jobs have thousands."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-_SELECT_MAX = 1024  # select(2) takes no descriptor from here on
+_SELECT_MAX = 1024  # select(2) takes no descriptor of this number or above
 
 
 @contextmanager
 def many_open() -> Iterator[None]:
-    """Every descriptor that is opened in the block has a number that ``select`` does not take."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * _SELECT_MAX
-    if before[1] < wanted:
-        pytest.skip(f"this process may not open {wanted} files")
+    """Give every descriptor opened in the block a number that ``select`` does not take."""
+    limits_before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * _SELECT_MAX
+    if limits_before[1] < needed:
+        pytest.skip(f"this process may not open {needed} files")
     with ExitStack() as opened:
-        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], wanted), before[1]))
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits_before)
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (max(limits_before[0], needed), limits_before[1])
+        )
         while True:
             descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             opened.callback(os.close, descriptor)

@@ -1,4 +1,6 @@
-"""How many examples Hypothesis draws: at night as many as a test asks for, in the gate a quarter of them."""
+"""The number of examples that Hypothesis draws: the night takes all that a test asks for, the gate
+a quarter.
+"""
 
 from __future__ import annotations
 
@@ -9,5 +11,7 @@ _LEAST = 10
 
 
 def examples(night: int) -> int:
-    """The value of ``max_examples`` for a property that is worth ``night`` examples (``CHAOSKIT_NIGHT=1``)."""
+    """Return ``max_examples`` for a property that is worth ``night`` examples
+    (``CHAOSKIT_NIGHT=1``).
+    """
     return night if os.environ.get("CHAOSKIT_NIGHT") else max(min(night, _LEAST), night // _SHARE)

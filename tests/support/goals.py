@@ -1,4 +1,4 @@
-"""Goals of open-ended jobs that a test reaches by what it sees of the run."""
+"""Goals of open-ended jobs that a test reaches when it observes a message of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from chaoskit.wire.messages import Heartbeat, WorkerLost
 
 
 class Flag:
-    """The goal of an open-ended job: a file that appears when a message of the run meets a condition.
+    """The goal of an open-ended job: a file that appears when a message of the run meets a
+    condition.
 
         flag = Flag(tmp_path / "seen", lambda message: isinstance(message, WorkerLost))
         chaos.run(STEADY, steps=20, until=flag.until, watch=flag)
@@ -25,12 +26,12 @@ class Flag:
 
     @property
     def until(self) -> dict[str, Any]:
-        """For ``chaos.run(until=...)``."""
+        """Return the argument for ``chaos.run(until=...)``."""
         return {"file": str(self._path)}
 
     @property
     def is_up(self) -> bool:
-        """Whether the condition was met."""
+        """True if the condition was met."""
         return self._path.exists()
 
     def __call__(self, message: Any) -> None:
@@ -39,7 +40,7 @@ class Flag:
 
 
 def workers_lost(path: Path, count: int = 1) -> Flag:
-    """The goal that so many workers were given up."""
+    """Return the goal that ``count`` workers were lost."""
     lost: set[str] = set()
 
     def enough(message: Any) -> bool:
@@ -50,7 +51,7 @@ def workers_lost(path: Path, count: int = 1) -> Flag:
 
 
 def node_returns(path: Path) -> Flag:
-    """The goal that a node which has lost a worker is heard, and does not have that worker any more."""
+    """Return the goal that a node which lost a worker reports again without that worker."""
     lost: dict[str, str] = {}
 
     def is_back(message: Any) -> bool:

@@ -1,4 +1,6 @@
-"""A fault that acts on a target written by hand, in an event loop that goes on only while a test lets it."""
+"""A fault that acts on a hand-written target, in an event loop that advances only when a test lets
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +20,30 @@ from faults.evidence import Evidence
 from faults.target import Target
 from support.waiting import LIMIT_S
 
-_TURNS = 8  # of the event loop: more than anything needs that has been woken
+_TURNS = 8  # turns of the event loop: more than any woken task needs
 _POLL_S = 0.004
 
 
-class Deserted:
-    """What is left of a cluster when its run is over: a connection that is closed.
+class EndedCluster:
+    """The remains of a cluster when its run is over: a closed connection.
 
     Attributes:
-        unsaid: what could not be said.
+        unsent: the messages that could not be sent.
     """
 
     def __init__(self) -> None:
-        self.unsaid: list[Message] = []
+        self.unsent: list[Message] = []
 
     def send(self, message: Message) -> None:
-        self.unsaid.append(message)
+        self.unsent.append(message)
         with socket.socket() as closed:
             closed.close()
             frames.send(closed, message)
 
 
-def target_of(undo: UndoLog, cluster: Any = None, **known: Any) -> Target:
-    """Rank 1, struck in its step 8; of a run that is over, unless there is a cluster."""
-    where: dict[str, Any] = {
+def target_of(undo: UndoLog, cluster: Any = None, **fields: Any) -> Target:
+    """Return rank 1, struck in its step 8. Without ``cluster``, its run is over."""
+    place: dict[str, Any] = {
         "worker": "node1.w0",
         "node": "node1",
         "rank": 1,
@@ -52,15 +54,17 @@ def target_of(undo: UndoLog, cluster: Any = None, **known: Any) -> Target:
         "process": Process(2**22 + 1, 1, "node1.w0"),
         "tid": 2**22 + 1,
     }  # above the largest pid
-    there: Any = cluster or Deserted()
-    return Target(cluster=there, undo=undo, **{"fault_id": "fault0"} | where | process | known)
+    its_cluster: Any = cluster or EndedCluster()
+    return Target(
+        cluster=its_cluster, undo=undo, **{"fault_id": "fault0"} | place | process | fields
+    )
 
 
 class Injecting:
     """A fault in force.
 
     Attributes:
-        evidence: what it has shown so far.
+        evidence: the evidence that it has yielded so far.
     """
 
     def __init__(self, runner: asyncio.Runner, fault: Fault, target: Target) -> None:
@@ -76,35 +80,38 @@ class Injecting:
 
     @property
     def is_over(self) -> bool:
-        """Whether the fault waits for nothing more."""
+        """True if the fault has ended."""
         return self._task.done()
 
-    def go_on(self) -> None:
-        """Have the fault look once more, and do what follows from that. Raises what the fault raises."""
+    def poll(self) -> None:
+        """Let the fault poll once more and act on the result. Raise what the fault raises."""
         self._target.wake()
         self._runner.run(_turns())
         if self._task.done():
             self._task.result()
 
-    def hear(self, *messages: Any) -> None:
+    def deliver(self, *messages: Any) -> None:
         """Deliver messages of the run, one after the other."""
         for message in messages:
             if isinstance(message, AtHook):
                 assert self._target.offer_hook(message)
             else:
                 self._target.deliver(message)
-            self.go_on()
+            self.poll()
 
-    def comes(self, condition: Callable[[], object], *, limit_s: float = LIMIT_S) -> bool:
-        """Let time pass, in which the fault looks when it wants to, until ``condition`` is true. Whether it came."""
+    def wait_for(self, condition: Callable[[], object], *, limit_s: float = LIMIT_S) -> bool:
+        """Let time pass, in which the fault polls as it likes, until ``condition`` is true.
+
+        Return whether it became true.
+        """
         return self._runner.run(_until(condition, time.monotonic() + limit_s))
 
     def is_seen(self, *, limit_s: float = LIMIT_S) -> bool:
-        """Let time pass until there is evidence. Whether there is."""
-        return self.comes(lambda: self.evidence, limit_s=limit_s)
+        """Let time pass until there is evidence. Return whether there is any."""
+        return self.wait_for(lambda: self.evidence, limit_s=limit_s)
 
     def end(self) -> None:
-        """End the fault where it waits: it puts back what must be. Raises what the fault raises."""
+        """End the fault where it waits; it undoes its changes. Raise what the fault raises."""
         self._task.cancel()
         self._runner.run(_ended(self._task))
 
@@ -124,15 +131,15 @@ async def _until(condition: Callable[[], object], deadline_s: float) -> bool:
 
 async def _ended(task: asyncio.Task[None]) -> None:
     (error,) = await asyncio.gather(task, return_exceptions=True)
-    if isinstance(error, Exception):  # an end by cancellation is none
+    if isinstance(error, Exception):  # a cancellation is no error
         raise error
 
 
 @contextmanager
 def injecting(fault: Fault, target: Target) -> Iterator[Injecting]:
-    """Have ``fault`` act on ``target`` now; it is ended with the ``with``."""
+    """Have ``fault`` act on ``target`` now; the end of the ``with`` block ends it."""
     with asyncio.Runner() as runner:
-        one = Injecting(runner, fault, target)
-        one.go_on()
-        yield one
-        one.end()
+        injection = Injecting(runner, fault, target)
+        injection.poll()
+        yield injection
+        injection.end()

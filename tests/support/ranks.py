@@ -1,11 +1,13 @@
-"""Processes that run a function of a test, and talk to the test meanwhile.
+"""Processes that run a function of a test, and exchange messages with the test.
 
-They are forked by a server that has torch imported and a single thread, not by the process that runs pytest: there a
-lock that another thread holds at the moment of a fork (of a server under test, of xdist) would stay locked in the child
-for ever. A rank inherits nothing of its test; what it needs is an argument, and every argument is pickled. Descriptors
-are passed by ``multiprocessing.reduction.DupFd``, shared numbers by :func:`counters`.
+They are forked by a server that has torch imported and a single thread, not by the process that
+runs pytest. In that process, a lock that another thread (of a server under test, of xdist) holds at
+the moment of a fork would stay locked in the child for ever. A rank inherits nothing of its test:
+each input is an argument, and every argument is pickled. Descriptors are passed by
+``multiprocessing.reduction.DupFd``, shared numbers by :func:`counters`.
 
-The server ends with the process that runs pytest, and every rank ends with the server, whatever kills them.
+The server ends with the process that runs pytest, and every rank ends with the server, whatever
+kills them.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from support.waiting import LIMIT_S, wait_until
 
 _context = multiprocessing.get_context("forkserver")
 _PRELOADED = "support.rank_server"
-#: Kinds of messages of a rank: one of its body, the body's result, the traceback of its error.
+#: Kinds of messages of a rank: a message of its body, the body's result, the traceback of its
+#: error.
 _SAID, _RETURNED, _FAILED = "said", "returned", "failed"
 
 
@@ -42,7 +45,9 @@ class RankEnded(AssertionError):
 
 
 class Line:
-    """What a rank's body gets first: its number, how many there are, and its line to the test."""
+    """The first argument of a rank's body: its number, the number of ranks, and its connection to
+    the test.
+    """
 
     def __init__(self, rank: int, size: int, connection: Connection) -> None:
         self.rank, self.size = rank, size
@@ -52,7 +57,7 @@ class Line:
         self.connection.send((_SAID, value))
 
     def receive(self) -> Any:
-        """Return what the test sent. A rank waits for its test without a limit: the test has one."""
+        """Return what the test sent. A rank waits without a limit, because its test has a limit."""
         return self.connection.recv()
 
 
@@ -61,17 +66,22 @@ Counters = Any
 
 
 class Rank:
-    """The test's side: a process that runs a body."""
+    """The test's side of a process that runs a body."""
 
     def __init__(self, number: int, size: int, body: Body, arguments: tuple[Any, ...]) -> None:
         self.number = number
         self.killed = False
-        self.connection, theirs = _context.Pipe()
+        self.connection, connection_of_rank = _context.Pipe()
         self._stack = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by destroy()
-        bound = (_Loaded(body), Line(number, size, theirs), DupFd(self._stack.fileno()), arguments)
+        bound = (
+            _Loaded(body),
+            Line(number, size, connection_of_rank),
+            DupFd(self._stack.fileno()),
+            arguments,
+        )
         self._process = _context.Process(target=_run, args=bound, daemon=True)
         self._process.start()
-        theirs.close()
+        connection_of_rank.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -82,8 +92,9 @@ class Rank:
         """Return the next value that the rank sent.
 
         Raises:
-            RankEnded: if it has ended. AssertionError: if it failed, with its traceback; if it sent nothing within
-                ``limit_s``, with the stacks of its threads. It is ended then.
+            RankEnded: if it has ended.
+            AssertionError: if it failed, with its traceback; if it sent nothing within ``limit_s``,
+                with the stacks of its threads. It is ended then.
         """
         kind, value = self._next(limit_s)
         assert kind == _SAID, (
@@ -92,13 +103,13 @@ class Rank:
         return value
 
     def result(self) -> Any:
-        """Return what the body returned; it must have nothing more to send."""
+        """Return the body's result. The rank must have nothing more to send."""
         kind, value = self._next()
         assert kind == _RETURNED, f"rank {self.number} sent {value!r}, and was expected to return"
         return value
 
     def rest(self) -> list[Any]:
-        """Return all values that the rank sent before it ended, and did not return from its body."""
+        """Return all values that the rank sent before it ended without a result."""
         values = []
         try:
             while True:
@@ -111,7 +122,10 @@ class Rank:
             raise _late([self], "a message", limit_s)
         try:
             kind, value = self.connection.recv()
-        except (EOFError, OSError):  # at its end, in the middle of a message or between two
+        except (
+            EOFError,
+            OSError,
+        ):  # at the end of the stream, in the middle of a message or between two
             raise RankEnded(f"rank {self.number} has ended, exit code {self.wait()}") from None
         assert kind != _FAILED, f"rank {self.number} failed:\n{value}"
         return kind, value
@@ -120,19 +134,19 @@ class Rank:
         os.kill(self.pid, signum)
 
     def kill(self) -> None:
-        """SIGKILL; does not wait for the end."""
+        """Send SIGKILL, without waiting for the end."""
         self.killed = True
         self.signal(signal.SIGKILL)
 
     def end_and_tell_stack(self) -> str:
-        """End it, and return where its threads were."""
+        """End the rank, and return the stacks of its threads."""
         self._process.terminate()
         self._process.join(LIMIT_S)
         self._stack.seek(0)
         return f"rank {self.number}:\n{self._stack.read()}"
 
     def await_state(self, state: str) -> None:
-        """Wait until the kernel shows the process in this state, as "T" after SIGSTOP."""
+        """Wait until the kernel shows the process in this state, such as "T" after SIGSTOP."""
         wait_until(lambda: linux.state(self.pid) == state, f"state {state} of rank {self.number}")
 
     def wait(self) -> int:
@@ -144,7 +158,7 @@ class Rank:
         return self._process.exitcode
 
     def destroy(self) -> None:
-        """End it, whatever it does, and free what this process has of it."""
+        """End the rank in any state, and free its resources in this process."""
         if self._process.exitcode is None:
             self._process.kill()  # it may have ended, and the server, its parent, not yet have told the exit code
             self.wait()
@@ -169,7 +183,9 @@ class Ranks(list[Rank]):
         self[rank].kill()
 
     def end(self) -> None:
-        """Wait for all. Each must have returned from its body, but for those that the test has killed."""
+        """Wait for all ranks. Each must have returned from its body, except those that the test has
+        killed.
+        """
         for rank in _as_they_end([rank for rank in self if not rank.killed]):
             rank.result()
             assert rank.wait() == 0
@@ -182,7 +198,10 @@ class Ranks(list[Rank]):
 
 
 def start(count: int, body: Body, *arguments: Any) -> Ranks:
-    """Start ranks that run ``body(line, *arguments)``, a function of a module. They must be destroyed."""
+    """Start ranks that run ``body(line, *arguments)``, a function of a module.
+
+    The caller must destroy them.
+    """
     _start_server()
     started = Ranks()
     try:
@@ -196,7 +215,7 @@ def start(count: int, body: Body, *arguments: Any) -> Ranks:
 
 @contextmanager
 def running(count: int, body: Body, *arguments: Any) -> Iterator[Ranks]:
-    """Ranks that run ``body``, and must do so without an error."""
+    """Run ``body`` on ranks while the context lasts; it must end without an error."""
     started = start(count, body, *arguments)
     try:
         yield started
@@ -207,7 +226,7 @@ def running(count: int, body: Body, *arguments: Any) -> Iterator[Ranks]:
 
 @contextmanager
 def one(body: Body, *arguments: Any) -> Iterator[Rank]:
-    """One process that runs ``body``. It may end as it likes, and is gone afterwards."""
+    """Run ``body`` in one process. It may end in any way, and is gone after the context."""
     (started,) = start(1, body, *arguments)
     try:
         yield started
@@ -216,20 +235,24 @@ def one(body: Body, *arguments: Any) -> Iterator[Rank]:
 
 
 def results(count: int, body: Body, *arguments: Any) -> list[Any]:
-    """Run ``body`` on ranks; what it returns on each, or the exit code (negative) of one that a signal ended.
+    """Run ``body`` on ranks, and return its results; the result of a rank ended by a signal is its
+    negative exit code.
 
-    The first error of a rank is that of the test: others may wait for this rank.
+    The first error of a rank is raised as the error of the test: other ranks may wait for this
+    rank.
     """
     started = start(count, body, *arguments)
     try:
-        found = {rank.number: _result(rank) for rank in _as_they_end(started)}
-        return [found[rank.number] for rank in started]
+        by_number = {rank.number: _result(rank) for rank in _as_they_end(started)}
+        return [by_number[rank.number] for rank in started]
     finally:
         started.destroy()
 
 
 def _as_they_end(ranks: Sequence[Rank]) -> Iterator[Rank]:
-    """Ranks in the order in which they end: the first error is the test's, as others may wait for that rank."""
+    """Yield ranks in the order in which they end, so that the first error is the test's: others may
+    wait for that rank.
+    """
     pending = {rank.connection: rank for rank in ranks}
     while pending:
         ready = wait(list(pending), LIMIT_S)
@@ -256,11 +279,13 @@ def _result(rank: Rank) -> Any:
 
 
 def counters(count: int) -> Counters:
-    """Numbers of 64 bits in shared memory, 0 at first: an argument that outlives a rank that is killed."""
+    """Return 64-bit numbers in shared memory, initially 0: an argument that outlives a
+    killed rank.
+    """
     return _context.RawArray("q", count)
 
 
-# -- the server -----------------------------------------------------------------------------------------------------
+# -- the server ------------------------------------------------------------------------------------
 
 
 def _start_server() -> None:
@@ -269,16 +294,16 @@ def _start_server() -> None:
             "start ranks on the main thread: the server ends with the thread that started it"
         )
     forkserver.set_forkserver_preload([_PRELOADED])
-    # What is preloaded is found by PYTHONPATH only; one thread for each library, so that a fork is safe.
-    ours = {
+    # Preloaded modules are found by PYTHONPATH only; one thread for each library keeps a fork safe.
+    environment = {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": "1",
     }
-    ours["CHAOSKIT_RANKS_OF"] = str(
+    environment["CHAOSKIT_RANKS_OF"] = str(
         os.getpid()
-    )  # the server ends at once if this process ended before it asked to
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
+    )  # the server ends at once if this process has ended
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
     try:
         forkserver.ensure_running()
     finally:
@@ -289,11 +314,13 @@ def _start_server() -> None:
                 os.environ[name] = value
 
 
-# -- the rank -------------------------------------------------------------------------------------------------------
+# -- the rank --------------------------------------------------------------------------------------
 
 
 class _Loaded:
-    """A function that is found in a module under the name that pytest has given it, wherever its file lies."""
+    """A function that is found in a module under the name that pytest gave it, wherever its file
+    lies.
+    """
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -316,7 +343,7 @@ def _load(module: str, path: str, name: str) -> Body:
         for package in (".".join(parts[:count]) for count in range(1, len(parts))):
             if (
                 package not in sys.modules
-            ):  # as pytest does it: pickle asks for the first part of a name
+            ):  # as pytest does it: pickle looks up the first part of a name
                 sys.modules[package] = types.ModuleType(package)
         sys.modules[module] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[module])
@@ -327,7 +354,9 @@ def _load(module: str, path: str, name: str) -> Body:
 
 
 def _run(body: Body, line: Line, stack: DupFd, arguments: tuple[Any, ...]) -> None:
-    """Live as a rank, and end without what an interpreter does at its end: gloo complains of groups that are left."""
+    """Run the body of a rank, and end without the interpreter's shutdown: gloo complains about
+    remaining groups.
+    """
     code = 1
     try:
         server = sys.modules.get(_PRELOADED)

@@ -1,4 +1,4 @@
-"""What the tests of both readers' mistakes have in common."""
+"""Helpers shared by the tests of both readers' mistakes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chaoskit import Outcome, Verdict
 
 
 def cases(names: Iterable[str], misjudged: Mapping[str, str]) -> list[Any]:
-    """Parameters of these cases; those that are misjudged are expected to fail, until they are mended."""
+    """Return parameters of these cases; a misjudged case is expected to fail until it is fixed."""
     return [
         pytest.param(
             name,
@@ -25,18 +25,20 @@ def cases(names: Iterable[str], misjudged: Mapping[str, str]) -> list[Any]:
 
 
 def check(outcome: Outcome, expected: Verdict) -> None:
-    """The verdict is the one that the documentation promises."""
+    """Assert that the verdict is the one that the documentation promises."""
     assert outcome.verdict == expected, (outcome.reasons, outcome.not_applied, outcome.directory)
 
 
 def require(is_planted: bool, of: object = "") -> None:
-    """The mistake took effect: what did not is no mistake, and no expected failure either."""
+    """Assert that the mistake took effect; otherwise it is no mistake, and no expected failure
+    either.
+    """
     if not is_planted:
         raise RuntimeError(f"the mistake was not planted: {of}")
 
 
 def log_of(outcome: Outcome) -> str:
-    """What all processes of the run have printed."""
+    """Return the output of all processes of the run."""
     return "".join(
         path.read_text() for path in sorted((Path(outcome.directory) / "log").glob("*.log"))
     )

@@ -1,4 +1,4 @@
-"""A small repository of a user, with a job whose rank a test kills."""
+"""A small user repository, with a job of which a test kills a rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_kill(chaos):
 def test_plain():
     pass
 """
-#: For nights: a control, and experiments that take some seconds each.
+#: Tests for nights: a control, and experiments that take some seconds each.
 CALM = """
 def test_calm(chaos):
     chaos.run("train.py", nodes=2, steps=6, twin=False)

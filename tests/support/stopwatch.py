@@ -1,4 +1,4 @@
-"""Whether the machine was busy: measured beside a test, by what the kernel counts."""
+"""A watch beside a test that tells whether the machine was busy, by what the kernel counts."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from typing import NamedTuple
 
 from chaoskit.journal import Record
 
-#: Properties of a result: what was measured, what was stated, and why it could not be checked (else "no").
+#: Properties of a result: the measured time, the stated time, and why it could not be checked (else
+#: "no").
 TOOK, STATED, BUSY = "took_s", "stated_s", "busy"
 
 _PERIOD_S = 0.01
 _PRESSURE = Path("/proc/pressure/cpu")
 _NS_PER_S = 1e9
 
-#: A thread that sleeps wakes up within a millisecond or two. One that wakes up so late had no CPU.
+#: A thread that sleeps wakes up within a millisecond or two. A thread that wakes up this late had
+#: no CPU.
 LATE_S = 0.05
-#: Share of the time in which some process of the machine waited for a CPU. A training whose ranks sleep between their
-#: steps comes to 0.3 on two cores, two spinning processes for each core to 0.9 and more.
+#: Share of the time in which some process of the machine waited for a CPU. It is 0.3 on two cores
+#: for a training that sleeps between its steps, and 0.9 or more with two spinning processes for
+#: each core.
 PRESSURE = 0.6
-#: The shortest time over which the share is taken: a process that starts makes a peak of some milliseconds.
+#: The shortest time over which the share is taken: a process that starts makes a peak of some
+#: milliseconds.
 SPAN_S = 0.5
 
 
@@ -34,10 +38,11 @@ class _Sample(NamedTuple):
 
 
 class BusyWatch:
-    """A thread that looks at the machine every 10 ms, for as long as the context lasts.
+    """A thread that samples the machine every 10 ms, for as long as the context lasts.
 
-    It reads the kernel's pressure (``/proc/pressure/cpu``, where the kernel has it), and measures how late it wakes up
-    itself, which also shows a hypervisor that gave the CPU to another machine.
+    It reads the kernel's pressure (``/proc/pressure/cpu``, where the kernel has it), and measures
+    how late it wakes up itself. A late wake-up also shows a hypervisor that gave the CPU to another
+    machine.
     """
 
     def __init__(self) -> None:
@@ -67,7 +72,9 @@ class BusyWatch:
             time.sleep(_PERIOD_S)
 
     def pressure(self, since_ns: int, until_ns: int) -> float:
-        """Share of this time in which some process waited for a CPU; 0 where the kernel does not tell."""
+        """Return the share of this time in which some process waited for a CPU; 0 if the kernel
+        does not count it.
+        """
         before = [sample for sample in self._samples if sample.t_ns <= since_ns] or self._samples[
             :1
         ]
@@ -78,7 +85,7 @@ class BusyWatch:
         return (after[0].waited_ns - before[-1].waited_ns) / span_ns if span_ns > 0 else 0.0
 
     def latest_s(self, since_ns: int, until_ns: int) -> float:
-        """The longest time for which the watch itself had no CPU in this time."""
+        """Return the longest time for which the watch itself had no CPU in this time."""
         within = (
             sample
             for sample in self._samples
@@ -87,7 +94,7 @@ class BusyWatch:
         return max((sample.late_s for sample in within), default=0.0)
 
     def busy(self, since_ns: int, until_ns: int) -> str:
-        """Why a time measured meanwhile says nothing about what was measured; "" if the machine was quiet."""
+        """Return why a time measured meanwhile is not valid, or "" if the machine was quiet."""
         share = self.pressure(min(since_ns, until_ns - int(SPAN_S * _NS_PER_S)), until_ns)
         if share > PRESSURE:
             return f"some process waited for a CPU for {share:.0%} of the time"
@@ -96,13 +103,16 @@ class BusyWatch:
 
 
 class Stopwatch:
-    """Measures from one record of a journal to another one, and knows whether the machine was busy meanwhile."""
+    """A stopwatch from one record of a journal to another, which notes whether the machine was busy
+    meanwhile.
+    """
 
     def __init__(self, watch: BusyWatch, tell: Callable[[str, object], None]) -> None:
         self._watch, self._tell = watch, tell
 
     def within(self, stated_s: float, since: Record, found: Record) -> None:
-        """``found`` follows ``since``, within the stated time unless the machine was busy.
+        """Assert that ``found`` follows ``since``, within the stated time unless the machine was
+        busy.
 
         Raises:
             AssertionError: with both times.
@@ -117,7 +127,10 @@ class Stopwatch:
         )
 
     def is_busy(self, since: Record, until: Record) -> bool:
-        """Whether the machine was busy between two records; if it was, the result says so."""
+        """Return whether the machine was busy between two records.
+
+        If it was, the test result says so.
+        """
         busy = self._watch.busy(since.t_ns, until.t_ns)
         self._tell(BUSY, busy or "no")
         return bool(busy)

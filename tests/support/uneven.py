@@ -1,4 +1,4 @@
-"""Runs of ranks that are not equally fast: four of them, and sixteen shards."""
+"""Runs of four ranks that are not equally fast, with sixteen shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT = 6  # the step in which faults strike
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    """The records of these events, in order of time."""
+    """Return the records of these events, in order of time."""
     return [
         record
         for record in read_journals(Path(outcome.directory) / "journal")
@@ -24,7 +24,7 @@ def journal(outcome: Outcome, *events: Event) -> list[Record]:
 
 
 def run(chaos: Chaos, *faults: Any, job: str = "paced", **plan: Any) -> Outcome:
-    """An experiment that must pass: four ranks, sixteen shards."""
+    """Run an experiment that must pass, with four ranks and sixteen shards."""
     settings = {"nodes": 4, "spares": 0, "shards": 16, "steps": 40, "deadline_s": 120.0}
     outcome = chaos.run(job, faults=faults, **settings | {"options": {"shard_s": SHARD_S}} | plan)
     if plan.get("reduction") != "fast":  # its bits depend on the shares
@@ -33,7 +33,7 @@ def run(chaos: Chaos, *faults: Any, job: str = "paced", **plan: Any) -> Outcome:
 
 
 def loads(outcome: Outcome) -> list[list[int]]:
-    """How many shards each rank had, by generation."""
+    """Return the number of shards of each rank, by generation."""
     return [
         [len(member["shards"]) for member in plan["members"]]
         for plan in journal(outcome, Event.PLAN)

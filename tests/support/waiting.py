@@ -8,8 +8,9 @@ from typing import TypeVar
 
 Found = TypeVar("Found")
 
-#: Limit of a wait for something that must come, unless a test builds containers or launches a whole job. Far above
-#: what it takes on a busy machine: a test that reaches it has found a hang, not a slow machine.
+#: Limit of a wait for an event that must come, unless a test builds containers or launches a whole
+#: job. It is far above the usual time on a busy machine: a test that reaches it has found a hang,
+#: not a slow machine.
 LIMIT_S = 60.0
 
 
@@ -25,10 +26,10 @@ def wait_until(
         AssertionError: if the event did not come within ``limit_s``.
     """
     deadline_s = time.monotonic() + limit_s
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < deadline_s, f"not within {limit_s:g} s: {what}"
         time.sleep(poll_s)
-    return found
+    return result
 
 
 def stays(
@@ -36,10 +37,11 @@ def stays(
 ) -> None:
     """Poll ``condition`` for ``for_s`` seconds; it must be true each time.
 
-    The only way to show that something does *not* happen. Make sure first, with :func:`wait_until`, that it could.
+    This is the only way to show that an event does *not* happen. Make sure first, with
+    :func:`wait_until`, that it could.
 
     Raises:
-        AssertionError: at the first look at which it is false.
+        AssertionError: at the first poll that finds it false.
     """
     deadline_s = time.monotonic() + for_s
     while True:

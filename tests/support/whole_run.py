@@ -1,4 +1,5 @@
-"""Records of a run of two ranks, written by hand: rank 1 is killed and replaced, and the judge passes the run.
+"""Records of a run of two ranks, written by hand: rank 1 is killed and replaced, and the judge
+passes the run.
 
 A test drops, changes or adds records, and makes a :class:`RawRun` of what is left.
 """
@@ -37,14 +38,21 @@ PROCESSES = {
 
 
 def record(at_ms: float, source: str, event: Event, /, **fields: Any) -> Record:
-    """Return a record, so many milliseconds after the start of the run."""
+    """Return a record, ``at_ms`` milliseconds after the start of the run."""
     return Record(STARTED_NS + int(at_ms * 1e6), source, event, fields)
 
 
 def whole_records() -> list[Record]:
     """Return all records of the run, by time."""
-    asked = {"twin": "", "plan": "", "substrate": "local", "nodes": 2, "spares": 1, "steps": STEPS}
-    lines = [record(0, "harness", Event.STARTED, run_id="this run", unix_ns=0, **asked)]
+    requested = {
+        "twin": "",
+        "plan": "",
+        "substrate": "local",
+        "nodes": 2,
+        "spares": 1,
+        "steps": STEPS,
+    }
+    lines = [record(0, "harness", Event.STARTED, run_id="this run", unix_ns=0, **requested)]
     for source, (role, node, pid) in PROCESSES.items():
         versions = {
             "chaoskit": "1.0",
@@ -172,7 +180,7 @@ def plan(at_ms: float, generation: int, *workers: str) -> Record:
 
 
 def grouped(at_ms: float, generation: int, *workers: str) -> list[Record]:
-    """Return what ranks and the coordinator tell of a group that can be used."""
+    """Return the records of ranks and the coordinator about a usable group."""
     place = {"generation": generation, "world": len(workers)}
     ready = [
         record(at_ms, worker, Event.REGROUPED, rank=rank, **place)
@@ -182,7 +190,7 @@ def grouped(at_ms: float, generation: int, *workers: str) -> list[Record]:
 
 
 def step_of(at_ms: float, step: int, generation: int, *workers: str) -> list[Record]:
-    """Return what the ranks tell of a step: each contributes its shard, and commits."""
+    """Return the ranks' records of a step: each contributes its shard, and commits."""
     lines = []
     for rank, worker in enumerate(workers):
         place = {"step": step, "generation": generation, "rank": rank}
@@ -206,7 +214,7 @@ def step_of(at_ms: float, step: int, generation: int, *workers: str) -> list[Rec
 
 
 def hook(at_ms: float, worker: str, **fields: Any) -> Record:
-    """Return the record of a worker that stands where the fault is due."""
+    """Return the record of a worker that waits at the hook of the fault."""
     place = {"fault": "fault0", "step": 2, "rank": 1, "phase": "forward", "peer": ""}
     return record(at_ms, worker, Event.HOOK_STOPPED, **place | fields)
 
@@ -249,31 +257,31 @@ def ending(at_ms: float, worker: str, step: int = STEPS) -> list[Record]:
 
 
 def by_time(lines: Iterable[Record]) -> list[Record]:
-    """Return records in the order of their times; those of one time keep theirs."""
+    """Return records in the order of their times; records of the same time keep their order."""
     return sorted(lines, key=lambda line: line.t_ns)
 
 
 def without(
     lines: Iterable[Record], event: Event, source: str = "", /, **fields: Any
 ) -> list[Record]:
-    """Return the records but those with this event, source and fields."""
+    """Return the records except those with this event, source and fields."""
     return [line for line in lines if not _is(line, event, source, fields)]
 
 
 def changed(
     lines: Iterable[Record], event: Event, source: str, by: Callable[[Record], Record]
 ) -> list[Record]:
-    """Return the records; those with this event and source are changed."""
+    """Return the records, with ``by`` applied to those with this event and source."""
     return by_time(by(line) if _is(line, event, source, {}) else line for line in lines)
 
 
 def fields(**values: Any) -> Callable[[Record], Record]:
-    """Return a change of these fields of a record."""
+    """Return a function that changes these fields of a record."""
     return lambda line: msgspec.structs.replace(line, fields=line.fields | values)
 
 
 def moved(by_ms: float) -> Callable[[Record], Record]:
-    """Return a change of the time of a record."""
+    """Return a function that moves the time of a record."""
     return lambda line: msgspec.structs.replace(line, t_ns=line.t_ns + int(by_ms * 1e6))
 
 
@@ -283,21 +291,21 @@ def _is(line: Record, event: Event, source: str, values: dict[str, Any]) -> bool
 
 
 def files_of(lines: Iterable[Record]) -> dict[str, FileCoverage]:
-    """Return the coverage of files that hold these records: each is of one process, and whole."""
+    """Return the coverage of whole files that hold these records, one file a process."""
     by_source: dict[str, list[Record]] = defaultdict(list)
     for line in lines:
         by_source[line.source].append(line)
     files = {}
-    for source, own in by_source.items():
-        opened = next((line for line in own if line.event == Event.OPENED), None)
-        closed = next((line for line in own if line.event == Event.CLOSED), None)
+    for source, records_of_source in by_source.items():
+        opened = next((line for line in records_of_source if line.event == Event.OPENED), None)
+        closed = next((line for line in records_of_source if line.event == Event.CLOSED), None)
         writer = WriterCoverage(
             writer=f"writer of {source}",
-            records=len(own),
+            records=len(records_of_source),
             missing=0,
             repeated=0,
-            first_ns=own[0].t_ns,
-            last_ns=own[-1].t_ns,
+            first_ns=records_of_source[0].t_ns,
+            last_ns=records_of_source[-1].t_ns,
             opened=opened,
             closed=closed,
         )

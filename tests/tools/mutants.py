@@ -1,15 +1,19 @@
-"""Mutation testing of the folders in ``CORES``: ``python tests/tools/mutants.py --count 40 --seed 7``.
+"""Mutation testing of the folders in ``CORES``:
+``python tests/tools/mutants.py --count 40 --seed 7``.
 
-A mutant has one change of three kinds: a condition or comparison is negated, a statement or call is dropped, or what
-a function returns or yields is emptied. The mutant is put in place, in this checkout, and tests are run in stages until
-one of them fails: the unit tests that import the mutated module, those that import a module which uses it, 500
-simulated histories, then the gate, then, with ``--last nightly``, everything. A mutant that survives all stages is code
-that no test needs.
+A mutant has a change of one of three kinds: a condition or comparison is negated, a statement or
+call is dropped, or the value that a function returns or yields is emptied. The mutant is written
+into this checkout, and tests are run in stages until one of them fails. The stages are the unit
+tests that import the mutated module, those that import a module that uses it, 500 simulated
+histories, the gate and, with ``--last nightly``, everything. A mutant that survives all stages is
+code that no test needs.
 
-``--in PATH`` draws the mutants from one file or folder of a core instead, and may be given several times.
+The option ``--in PATH`` draws the mutants from one file or folder of a core instead, and may be
+repeated.
 
-A JSON file holds the result: for each mutant its place, what was changed, and the stage and test that caught it. The
-checkout must have no uncommitted changes; each file is put back, also when the run is interrupted.
+A JSON file holds the result: the place and change of each mutant, and the stage and test that
+caught it. The checkout must have no uncommitted changes; each file is restored, even if the run is
+interrupted.
 """
 
 from __future__ import annotations
@@ -60,12 +64,12 @@ _LIMIT_S = 3600.0
 
 
 class Mutant(NamedTuple):
-    """One change of the source: the bytes from ``begin`` to ``end`` are replaced.
+    """A change of the source: the bytes from ``begin`` to ``end`` are replaced.
 
     Attributes:
-        path: relative to the checkout.
-        line: first line of what is changed, from 1.
-        change: what is done, in words.
+        path: the path of the file, relative to the checkout.
+        line: the first line of the changed code, from 1.
+        change: a description of the change.
     """
 
     path: str
@@ -76,18 +80,18 @@ class Mutant(NamedTuple):
     by: str
 
     def apply(self, source: bytes) -> bytes:
-        """The source of the file with the change."""
+        """Return the source of the file with the change."""
         return source[: self.begin] + self.by.encode() + source[self.end :]
 
 
-# -- making -------------------------------------------------------------------------------------------------------
+# -- making ----------------------------------------------------------------------------------------
 
 
 def mutants_of(path: Path, root: Path = ROOT) -> list[Mutant]:
     """Return every mutant of the functions of a file, in the order of their places."""
     source = path.read_bytes()
     starts = [0, *accumulate(len(line) for line in source.splitlines(keepends=True))]
-    found = {}
+    mutants = {}
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
@@ -103,14 +107,16 @@ def mutants_of(path: Path, root: Path = ROOT) -> list[Mutant]:
             ):  # a nested function is visited again, by itself: that visit overwrites this one
                 change = f"{verb} {text!r}"
                 place = str(path.relative_to(root))
-                found[begin, end, verb] = Mutant(place, part.lineno, change, begin, end, changed)
-    return [found[place] for place in sorted(found)]
+                mutants[begin, end, verb] = Mutant(place, part.lineno, change, begin, end, changed)
+    return [mutants[place] for place in sorted(mutants)]
 
 
 def _changes(
     function: ast.FunctionDef | ast.AsyncFunctionDef,
 ) -> Iterator[tuple[str, ast.expr | ast.stmt, str]]:
-    """Yield a verb, the part of the function that is changed, and a template of the text that replaces the part."""
+    """Yield a verb, the part of the function that is changed, and a template of the text that
+    replaces the part.
+    """
     for node in ast.walk(function):
         for condition in _conditions(node):
             yield "negate", condition, "(not ({text}))"
@@ -155,7 +161,9 @@ def _empty(annotation: ast.expr | None) -> str:
 
 
 def _is_iterator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Return whether a caller iterates over what a function yields: a context manager or fixture yields once."""
+    """Return whether a caller iterates over what a function yields: a context manager or fixture
+    yields once.
+    """
     decorators = {
         name
         for decorator in function.decorator_list
@@ -167,27 +175,28 @@ def _is_iterator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def drawn(count: int, seed: int, places: Sequence[str] = CORES) -> list[Mutant]:
-    """Return mutants drawn at random, the same for the same seed and sources; each place has its share.
+    """Return mutants drawn at random, the same for the same seed and sources; each place has its
+    share.
 
     Args:
         places: files or folders of the cores, relative to the checkout.
     """
     chance = random.Random(seed)
-    found = []
+    sample = []
     for number, place in enumerate(places):
         share = count // len(places) + (number < count % len(places))
         path = ROOT / place
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-        found += chance.sample([mutant for file in files for mutant in mutants_of(file)], share)
-    return found
+        sample += chance.sample([mutant for file in files for mutant in mutants_of(file)], share)
+    return sample
 
 
-# -- trying -------------------------------------------------------------------------------------------------------
+# -- trying ----------------------------------------------------------------------------------------
 
 
 @contextmanager
 def in_place(mutant: Mutant, root: Path = ROOT) -> Iterator[None]:
-    """The mutant stands in the checkout, or in another tree, while the context lasts."""
+    """Put the mutant into the checkout, or into another tree, for the duration of the context."""
     path = root / mutant.path
     before = path.read_bytes()
     path.write_bytes(mutant.apply(before))
@@ -198,18 +207,21 @@ def in_place(mutant: Mutant, root: Path = ROOT) -> Iterator[None]:
 
 
 def unit_tests(path: str) -> tuple[list[str], list[str]]:
-    """Test files that import the module, and those that import only a module of its core which uses it, directly or
-    through others of the core."""
+    """Return the test files that import the module, and those that import only modules that use it.
+
+    Users of the module are modules of its core that import it directly or through others of the
+    core.
+    """
     module = _module(Path(path))
     core = next(ROOT / core for core in CORES if Path(path).is_relative_to(core))
     package = {_module(file): file for file in sorted(core.rglob("*.py"))}
     users: set[str] = set()
     while (
-        found := {name for name, file in package.items() if _imports(file, {module, *users})}
+        new_users := {name for name, file in package.items() if _imports(file, {module, *users})}
         - users
         - {module}
     ):
-        users |= found
+        users |= new_users
     own_stage = {
         *(ROOT / "tests" / "cluster" / "timing").glob("test_*.py"),
         ROOT / "tests/simulation/histories/test_simulation.py",
@@ -233,18 +245,22 @@ def _imports(file: Path, modules: Collection[str]) -> bool:
 
 @cache
 def _imported(file: Path) -> set[str]:
-    """Modules that a file imports, anywhere in it, and names that it imports from them, which may be modules."""
-    found = set()
+    """Return the modules that a file imports anywhere, and the names that it imports from them,
+    which may be modules.
+    """
+    names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
 def stages(mutant: Mutant) -> Iterator[tuple[str, list[str]]]:
-    """Name and arguments for pytest of each stage of ``STAGES`` that the mutant concerns, the cheapest first."""
+    """Yield the name and the pytest arguments of each stage that concerns the mutant, the cheapest
+    first.
+    """
     direct, near = unit_tests(mutant.path)
     if direct:
         yield "unit", [*direct, "-m", "not costly and not slow_case"]
@@ -265,14 +281,16 @@ def stages(mutant: Mutant) -> Iterator[tuple[str, list[str]]]:
 
 
 class Catch(NamedTuple):
-    """How a mutant was caught: the stage, and the test that failed, or that the stage did not end."""
+    """The stage that caught a mutant, with the test that failed or a note that the stage did not
+    end.
+    """
 
     stage: str
     test: str
 
 
 def caught_by(mutant: Mutant, last: str) -> Catch | None:
-    """The first stage, up to ``last``, in which a test fails, or None."""
+    """Return the first stage, up to ``last``, in which a test fails, or None."""
     tried = STAGES[: STAGES.index(last) + 1]
     for stage, arguments in stages(mutant):
         if stage not in tried:
@@ -310,7 +328,7 @@ def caught_by(mutant: Mutant, last: str) -> Catch | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw, try, and write down."""
+    """Draw mutants, run the stages on each, and write the result."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -351,8 +369,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with in_place(mutant):
             catch = caught_by(mutant, options.last)
         took_s = round(time.monotonic() - began_s, 1)
-        told = f"{mutant.path}:{mutant.line} {mutant.change}: {catch.stage if catch else 'SURVIVED'} ({took_s} s)"
-        print(f"{number}/{len(mutants)} {told}", flush=True)
+        summary = f"{mutant.path}:{mutant.line} {mutant.change}: {catch.stage if catch else 'SURVIVED'} ({took_s} s)"
+        print(f"{number}/{len(mutants)} {summary}", flush=True)
         results.append(
             {**mutant._asdict(), "caught_by": catch and catch._asdict(), "seconds": took_s}
         )

@@ -1,10 +1,11 @@
-"""Promises of the documentation and the tests that hold them: ``python tests/tools/promises.py > docs/promises.md``.
+"""Promises of the documentation and the tests that hold them:
+``python tests/tools/promises.py > docs/promises.md``.
 
-A test states what it holds by quoting one sentence: ``@pytest.mark.promise("No healthy process restarts.")``. Where
-only some of its cases hold it, their parameters name them: ``promise("...", world=[2, 3], phase="reduce")``. All of
-these must be equal; a list stands for any of its values. ``pytest.param(..., marks=pytest.mark.promise("..."))`` marks
-one case, too. The sentence stands in the README or in docs/; docs/architecture/gate.md says
-when such a case runs.
+A test names a promise that it holds by quoting its sentence:
+``@pytest.mark.promise("No healthy process restarts.")``. Parameters select the cases that hold it:
+``promise("...", world=[2, 3], phase="reduce")``. All of these must be equal; a list stands for any
+of its values. A single case is marked by ``pytest.param(..., marks=pytest.mark.promise("..."))``.
+The sentence stands in the README or in docs/; docs/architecture/gate.md says when such a case runs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Promise(NamedTuple):
 
 
 def marked() -> list[Promise]:
-    """Every marker in the tests and the suites, by file and line."""
+    """Return every marker in the tests and the suites, by file and line."""
     return [promise for path in _test_files() for promise in _marked_in(path)]
 
 
@@ -62,10 +63,10 @@ def _marked_in(path: Path) -> Iterator[Promise]:
     for function in body:
         if isinstance(function, ast.FunctionDef):
             named = [
-                lists.get(one.id, one) if isinstance(one, ast.Name) else one
-                for one in function.decorator_list
+                lists.get(decorator.id, decorator) if isinstance(decorator, ast.Name) else decorator
+                for decorator in function.decorator_list
             ]
-            slow = [_parameters(one) for one in named if _marker(one) == "slow"]
+            slow = [_parameters(decorator) for decorator in named if _marker(decorator) == "slow"]
             for decorator in function.decorator_list:
                 for marker in _quoted(decorator, lists):
                     at_night = any(cases <= _parameters(marker) for cases in slow)
@@ -74,7 +75,7 @@ def _marked_in(path: Path) -> Iterator[Promise]:
 
 
 def _marker(decorator: ast.expr) -> str:
-    """Name of a marker, with or without parameters; empty for any other decorator."""
+    """Return the name of a marker, with or without parameters; empty for any other decorator."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return (
         called.attr
@@ -84,21 +85,25 @@ def _marker(decorator: ast.expr) -> str:
 
 
 def _parameters(marker: ast.expr) -> set[tuple[str | None, str]]:
-    """Names and values, as source, of the parameters that choose its cases."""
+    """Return the names and values, as source, of the parameters that choose the cases of
+    ``marker``.
+    """
     keywords = marker.keywords if isinstance(marker, ast.Call) else []
     return {(keyword.arg, ast.unparse(keyword.value)) for keyword in keywords}
 
 
 def _quoted(decorator: ast.expr, lists: dict[str, ast.expr]) -> Iterator[ast.Call]:
-    """Promises in a decorator, and in lists of the module that it names, as ``parametrize("fault", FAULTS)`` does."""
-    if _is_promise(decorator):  # it names lists to say which of their values
+    """Yield the promises in a decorator, and in lists of the module that it names, such as
+    ``parametrize("fault", FAULTS)``.
+    """
+    if _is_promise(decorator):  # its lists are parameter values, not promises
         lists = {}
     for node in ast.walk(decorator):
         if _is_promise(node):
             yield node
         elif isinstance(node, ast.Name) and node.id in lists:
             yield from _quoted(
-                lists[node.id], {name: value for name, value in lists.items() if name != node.id}
+                lists[node.id], {name: values for name, values in lists.items() if name != node.id}
             )
 
 
@@ -111,14 +116,14 @@ def _is_promise(node: ast.AST) -> TypeGuard[ast.Call]:
 
 
 def places(text: str) -> list[str]:
-    """Documents in which a sentence stands, whatever its line breaks."""
-    wanted = " ".join(text.split())
-    return [place for place, words in _documents().items() if wanted in words]
+    """Return the documents that contain the sentence ``text``, whatever its line breaks."""
+    sentence = " ".join(text.split())
+    return [place for place, words in _documents().items() if sentence in words]
 
 
 @cache
 def _documents() -> dict[str, str]:
-    """Text of each document by its path, with single spaces for line breaks."""
+    """Return the text of each document by its path, with single spaces for line breaks."""
     paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return {
         str(path.relative_to(ROOT)): " ".join(path.read_text().split())
@@ -128,7 +133,7 @@ def _documents() -> dict[str, str]:
 
 
 def page() -> str:
-    """The page of all promises, by document."""
+    """Return the page of all promises, by document."""
     tests: dict[str, list[str]] = defaultdict(list)
     for promise in marked():
         cell = f"`{promise.test}`" + (", at night" if promise.at_night else "")

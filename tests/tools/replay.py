@@ -1,22 +1,17 @@
 """Replay of the changes that turn features off: ``python tests/tools/replay.py --only "no step is lost"``.
 
-``tests/tools/promises_off.toml`` holds one small change of the product for each promise of the documentation: with it
-the feature does nothing. Each is put in place in a temporary copy of this tree, and the cases that are marked with the
-promise are run there. At least one that passes without the change must fail with it. If none does, the cases hold for
-a feature that is not there, and the command ends with status 1. Your checkout is only read; changes that are not
-committed are in the copy, too.
+``tests/tools/promises_off.toml`` holds one small change of the product for each promise of the
+documentation: with it the feature does nothing. Each is put in place in a temporary copy of this
+tree, and the cases that are marked with the promise are run there. At least one that passes without
+the change must fail with it. If none does, the cases hold for a feature that is not there, and the
+command ends with status 1. Your checkout is only read; changes that are not committed are in the
+copy, too.
 
-An entry of the file:
+An entry names a function and the body that it has instead, or a constant and its value: see
+    ``features_off.py``.
 
-    [[off]]
-    what = "the coordinator forgets a request when it ends"   # what does nothing now
-    promises = ["A request is in the coordinator's record"]   # sentences, as the tests quote them
-    file = "chaoskit/coordinator/log.py"
-    old = '''            self._write(request)'''                    # stands exactly once in the file
-    new = '''            pass'''
-
-The failure that is printed for each promise should be the one that its test was written for: a change that breaks the
-imports makes everything fail and shows nothing.
+The failure that is printed for each promise should be the one that its test was written for: a
+change that breaks the imports makes everything fail and shows nothing.
 """
 
 from __future__ import annotations
@@ -36,68 +31,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mutants import ROOT, Mutant, in_place
+from features_off import ENTRIES, Off, entries
+from mutants import ROOT, in_place
 from promises import marked
 
-ENTRIES = ROOT / "tests" / "tools" / "promises_off.toml"
-DRAFTS = ROOT / "tests" / "tools" / "promises_off_drafts.toml"
 _TEST_S = 300
 _LIMIT_S = 1800.0
 _MARK = "CHAOSKIT_REPLAY"  # in the environment of every process that a replay starts
 
 
-class Off(NamedTuple):
-    """A change that turns a feature off.
-
-    Attributes:
-        what: what does nothing then, in words.
-        promises: sentences of the documentation that it breaks.
-        file: relative to the root of the tree.
-        old: text that stands exactly once in the file.
-        new: what it is replaced with.
-    """
-
-    what: str
-    promises: list[str]
-    file: str
-    old: str
-    new: str
-
-    def mutant(self, root: Path = ROOT) -> Mutant:
-        """The place of the change in a tree.
-
-        Raises:
-            ValueError: the text does not stand exactly once in its file.
-        """
-        source = (root / self.file).read_bytes()
-        old = self.old.encode()
-        if (count := source.count(old)) != 1:
-            raise ValueError(
-                f"{self.file}: the text of {self.what!r} stands there {count} times instead of once"
-            )
-        begin = source.index(old)
-        return Mutant(
-            self.file,
-            source.count(b"\n", 0, begin) + 1,
-            self.what,
-            begin,
-            begin + len(old),
-            self.new,
-        )
-
-
-def entries(file: Path = ENTRIES) -> list[Off]:
-    """Every entry of a file."""
-    return [Off(**entry) for entry in tomllib.loads(file.read_text())["off"]]
-
-
-def without_entry() -> list[str]:
-    """Promises that no entry breaks yet, as the file lists them."""
-    found: list[str] = tomllib.loads(ENTRIES.read_text())["without"]
-    return found
-
-
-# -- the copy -----------------------------------------------------------------------------------------------------
+# -- the copy --------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -156,7 +99,7 @@ def _environment(root: Path) -> dict[str, str]:
     }
 
 
-# -- trying -------------------------------------------------------------------------------------------------------
+# -- trying ----------------------------------------------------------------------------------------
 
 
 class Seen(NamedTuple):
@@ -272,23 +215,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="",
         help="entries whose words, file or promises contain it",
     )
-    parser.add_argument(
-        "--drafts", action="store_true", help=f"try the entries of {DRAFTS.name}, not yet seen red"
-    )
     parser.add_argument("--list", action="store_true", help="show the entries and try none")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the cases of each promise there"
     )
     options = parser.parse_args(arguments)
     wanted = options.only.lower()
-    file = DRAFTS if options.drafts else ENTRIES
     chosen = [
-        off
-        for off in entries(file)
-        if wanted in "\n".join([off.what, off.file, *off.promises]).lower()
+        off for off in entries() if wanted in "\n".join([off.what, off.file, *off.promises]).lower()
     ]
     if not chosen:
-        parser.error(f"no entry of {file} contains {options.only!r}")
+        parser.error(f"no entry of {ENTRIES} contains {options.only!r}")
     results, every, out_of_date = [], list[Seen](), 0
     if options.list:
         print("\n".join(f"{off.file}: {off.what}" for off in chosen))

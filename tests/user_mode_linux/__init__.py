@@ -1,4 +1,7 @@
-"""A Linux kernel that is a program: for what the kernel of this machine lacks. Its root is this machine, read-only."""
+"""A Linux kernel that is a program: for what the kernel of this machine lacks.
+
+Its root is this machine, read-only.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ def kernel() -> str:
 
 
 def run(program: Path, directory: Path, *options: str) -> dict[str, Any]:
-    """What ``program`` prints there. ``directory`` is for the kernel's own files; ``options`` are the kernel's."""
+    """What ``program`` prints there.
+
+    ``directory`` is for the kernel's own files; ``options`` are the kernel's.
+    """
     settings = {
         "CK_PYTHON": sys.executable,
         "CK_PROGRAM": str(program),

@@ -1,4 +1,7 @@
-"""What two faults do to the echoes between two stations, on the kernel that this runs on. Prints a line of JSON."""
+"""What two faults do to the echoes between two stations, on the kernel that this runs on.
+
+Prints a line of JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Breakpoints of the threads that store a state: whoever reaches one stands there until its process is killed.
+"""Breakpoints in the threads that store a state: a thread stops there until its process is killed.
 
-They wait at :data:`~chaoskit.checkpoint.layout.boundaries.PLACES`, and cost a look at an empty dictionary while none is
-set.
+Threads pass them at :data:`~chaoskit.checkpoint.layout.boundaries.PLACES`. While none is set, a
+breakpoint costs a test of an empty dictionary.
+
+-> ``daemon/injection.py``: sets them when a fault orders it.
 """
 
 from __future__ import annotations
@@ -13,31 +15,39 @@ _PATIENCE_S = 20.0
 
 
 class Breakpoints:
-    """Of one process. Each stops one thread, once: the first that comes by after it was set.
+    """The breakpoints of a process. Each stops one thread, once: the first that reaches it.
 
     Args:
-        patience_s: a thread that is not killed goes on after this time.
-        over: or when this is set.
+        patience_s: time after which a thread that is not killed goes on.
+        over: event that releases stopped threads earlier.
     """
 
     def __init__(
         self, patience_s: float = _PATIENCE_S, over: threading.Event | None = None
     ) -> None:
-        self._patience_s, self._over = patience_s, over or threading.Event()
-        self._set: dict[str, Callable[[str], None]] = {}
+        self._patience_s, self._released = patience_s, over or threading.Event()
+        self._callbacks: dict[str, Callable[[str], None]] = {}
         self._lock = threading.Lock()
 
-    def set(self, place: str, stands: Callable[[str], None]) -> None:
-        """Stop the next thread that reaches ``place``; it calls ``stands`` with words that say where it stands."""
+    def set(self, place: str, on_reached: Callable[[str], None]) -> None:
+        """Stop the next thread that reaches ``place``. A breakpoint that was set there is replaced.
+
+        Args:
+            on_reached: called by the stopped thread with a description of its place.
+        """
         with self._lock:
-            self._set[place] = stands
+            self._callbacks[place] = on_reached
 
     def reach(self, place: str) -> None:
-        """A thread is there: a hook for whoever stores something."""
-        if not self._set:
+        """Stop the calling thread if there is a breakpoint at ``place``; used as a ``Hook``.
+
+        The breakpoint is removed and its callback called. The thread goes on when the event
+        ``over`` is set, or after ``patience_s``.
+        """
+        if not self._callbacks:
             return
         with self._lock:
-            stands = self._set.pop(place, None)
-        if stands is not None:
-            stands(f"thread {threading.get_native_id()} stood at {place!r}")
-            self._over.wait(self._patience_s)
+            on_reached = self._callbacks.pop(place, None)
+        if on_reached is not None:
+            on_reached(f"thread {threading.get_native_id()} stood at {place!r}")
+            self._released.wait(self._patience_s)

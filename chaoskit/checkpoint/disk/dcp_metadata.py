@@ -1,6 +1,9 @@
-"""torch's own table of contents of a snapshot, so that plain ``torch.distributed.checkpoint`` reads what we wrote.
+"""torch's table of contents of a snapshot, so that plain torch can read the snapshot.
 
-It is computed from the manifest and never read: a pickle is code, and the manifest says the same.
+It is computed from the manifest, and chaoskit never reads it back: a pickle is code, and the
+manifest has the same facts.
+
+-> ``layout/manifest.py``: the manifest. ``dcp.py``: gives torch this description at a load.
 """
 
 from __future__ import annotations
@@ -23,50 +26,51 @@ from torch.distributed.checkpoint.metadata import (
 from chaoskit.checkpoint.layout.arena import dtype_named
 from chaoskit.checkpoint.layout.manifest import Item, Manifest
 
-#: Name of the file.
+#: Name of the file with torch's table of contents.
 METADATA = ".metadata"
 
 
 def encode_metadata(manifest: Manifest) -> bytes:
-    """The bytes of the file."""
+    """Return the content of the ``.metadata`` file."""
     return pickle.dumps(build_metadata(manifest))
 
 
 def build_metadata(manifest: Manifest) -> Metadata:
-    """What ``torch.distributed.checkpoint`` knows of a checkpoint."""
-    described: dict[str, STORAGE_TYPES] = {}
-    places: dict[MetadataIndex, _StorageInfo] = {}
-    for index, item in indexed(manifest).items():
-        places[index] = _StorageInfo(item.file, *item.container)
+    """Return torch's description of a checkpoint."""
+    metadata_by_path: dict[str, STORAGE_TYPES] = {}
+    storage_infos: dict[MetadataIndex, _StorageInfo] = {}
+    for index, item in items_by_index(manifest).items():
+        storage_infos[index] = _StorageInfo(item.file, *item.container)
         if not item.dtype:
-            described[item.path] = BytesStorageMetadata()
+            metadata_by_path[item.path] = BytesStorageMetadata()
             continue
         properties = TensorProperties(dtype=dtype_named(item.dtype))
-        known = described.setdefault(
+        metadata = metadata_by_path.setdefault(
             item.path, TensorStorageMetadata(properties, torch.Size(item.shape), [])
         )
-        if isinstance(known, TensorStorageMetadata):
-            known.chunks.append(
+        if isinstance(metadata, TensorStorageMetadata):
+            metadata.chunks.append(
                 ChunkStorageMetadata(torch.Size(item.start), torch.Size(item.extent))
             )
-    keys = {path: manifest.keys.get(path, (path,)) for path in described}
-    return Metadata(described, keys, places, StorageMeta(), CURRENT_DCP_VERSION)
+    keys = {path: manifest.keys.get(path, (path,)) for path in metadata_by_path}
+    return Metadata(metadata_by_path, keys, storage_infos, StorageMeta(), CURRENT_DCP_VERSION)
 
 
-def indexed(manifest: Manifest) -> dict[MetadataIndex, Item]:
-    """The items by what torch calls them. Of replicas, the first.
+def items_by_index(manifest: Manifest) -> dict[MetadataIndex, Item]:
+    """Return the items of a snapshot by torch's index. Of replicas, the first is taken.
 
-    The shard of a rank for which nothing was left is not among them: it may begin where a real one does.
+    Empty shards of ranks with nothing to hold are left out, because they may begin where a real
+    shard does.
     """
-    found: dict[MetadataIndex, Item] = {}
+    items: dict[MetadataIndex, Item] = {}
     for item in manifest.items:
         if not item.dtype or 0 in item.shape or item.size_bytes:
-            found.setdefault(index_of(item), item)
-    return found
+            items.setdefault(index_of(item), item)
+    return items
 
 
 def index_of(item: Item) -> MetadataIndex:
-    """How torch calls a stored item."""
+    """Return torch's index of a stored item."""
     return (
         MetadataIndex(item.path, torch.Size(item.start)) if item.dtype else MetadataIndex(item.path)
     )

@@ -1,4 +1,8 @@
-"""Files that are digested while they are written, and that are on the disk when they are said to be."""
+"""Files that are digested while they are written, and that are on the disk once they are closed.
+
+-> ``disk/parts.py``: the tensors in such a file. ``disk/reading.py``: the digests are compared.
+-> ``daemon/saving.py``: what a job does when the disk is full.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ import xxhash
 from chaoskit.checkpoint.layout.boundaries import Hook, undisturbed
 from chaoskit.checkpoint.layout.manifest import FILE_CHUNK_BYTES, FileEntry
 
-_MOST_BUFFERS = 1024  # of one system call: IOV_MAX
-_UNDIGESTED_CHUNKS = 4  # more would keep too many copies of device memory alive
+_BUFFERS_MAX = 1024  # limit of a system call: IOV_MAX
+_UNDIGESTED_CHUNKS_MAX = 4  # more would keep too many copies of device memory alive
 _SYNC_FILE_RANGE_WRITE = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -26,30 +30,40 @@ if _sync_file_range is not None:
 
 
 class DigestedFile:
-    """A new file, to which memory is appended. Digests are computed in a second thread, while the write is under way.
+    """A new file, to which memory is appended. A second thread computes digests during the writes.
 
-    The memory must not change until :meth:`close` returns: what differs between digest and disk is found as damage.
+    The memory must not change until :meth:`close` returns: a difference between digest and disk
+    counts as damage. As a context manager, it removes a file that was not closed.
+
+    Args:
+        path: path of the new file.
+        at: called with ``write`` before each chunk is written, and with ``sync`` before the sync.
+
+    Raises:
+        FileExistsError: if there is a file at ``path``.
+        OSError: if the file cannot be made for another reason.
     """
 
     def __init__(self, path: Path, at: Hook = undisturbed) -> None:
         self.path, self._at = path, at
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest")
+        self._digester = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest")
         self._digests: list[Future[str]] = []
         self._pending: list[memoryview] = []
         self._pending_bytes = self._written_bytes = 0
 
     @property
     def name(self) -> str:
+        """The name of the file."""
         return self.path.name
 
     @property
     def size_bytes(self) -> int:
-        """Of all that was appended."""
+        """The number of bytes that were appended."""
         return self._written_bytes + self._pending_bytes
 
     def append(self, data: bytes | memoryview) -> None:
-        """Add bytes at the end. They are written no later than a chunk is full.
+        """Add bytes at the end. They are written when a chunk is full.
 
         Raises:
             OSError: if the disk is full or fails.
@@ -64,21 +78,24 @@ class DigestedFile:
                 self._flush()
 
     def _flush(self) -> None:
+        """Write the pending bytes as one chunk, and start to digest them.
+
+        Wait for an older digest if too many are under way.
+        """
         self._at("write")
-        self._digests.append(self._thread.submit(_digest, self._pending))
+        self._digests.append(self._digester.submit(_digest, self._pending))
         start = self._written_bytes
-        for first in range(0, len(self._pending), _MOST_BUFFERS):
-            self._written_bytes += write_all(self._fd, self._pending[first : first + _MOST_BUFFERS])
+        for first in range(0, len(self._pending), _BUFFERS_MAX):
+            self._written_bytes += write_all(self._fd, self._pending[first : first + _BUFFERS_MAX])
         self._pending, self._pending_bytes = [], 0
-        if (
-            _sync_file_range is not None
-        ):  # the disk begins while the next chunk is copied; the sync is what counts
+        # start the disk while the next chunk is copied; only the sync at the end is a guarantee
+        if _sync_file_range is not None:
             _sync_file_range(self._fd, start, self._written_bytes - start, _SYNC_FILE_RANGE_WRITE)
-        if len(self._digests) > _UNDIGESTED_CHUNKS:
-            self._digests[-_UNDIGESTED_CHUNKS].result()
+        if len(self._digests) > _UNDIGESTED_CHUNKS_MAX:
+            self._digests[-_UNDIGESTED_CHUNKS_MAX].result()
 
     def close(self) -> FileEntry:
-        """Write the rest, and return when all of it is on the disk.
+        """Write the rest, wait until all data is on the disk, and return the file's entry.
 
         Raises:
             OSError: if the disk is full or fails.
@@ -90,12 +107,12 @@ class DigestedFile:
         os.close(self._fd)
         self._fd = -1
         digests = tuple(digest.result() for digest in self._digests)
-        self._thread.shutdown()
+        self._digester.shutdown()
         return FileEntry(self.path.name, self._written_bytes, digests)
 
     def discard(self) -> None:
-        """Remove the file, if it was not closed."""
-        self._thread.shutdown()
+        """Close and remove the file. A file that :meth:`close` completed stays."""
+        self._digester.shutdown()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -114,6 +131,7 @@ class DigestedFile:
 
 
 def _digest(buffers: Sequence[memoryview]) -> str:
+    """Return the XXH3-128 digest of all buffers together, in hexadecimal."""
     digest = xxhash.xxh3_128()
     for buffer in buffers:
         digest.update(buffer)
@@ -121,7 +139,11 @@ def _digest(buffers: Sequence[memoryview]) -> str:
 
 
 def write_all(fd: int, buffers: Sequence[memoryview]) -> int:
-    """Write all of at most 1024 buffers, in spite of interruptions; returns how many bytes that were."""
+    """Write all of at most 1024 buffers, in spite of interruptions. Return the number of bytes.
+
+    Raises:
+        OSError: if the disk is full or fails.
+    """
     written = total = os.writev(fd, buffers)
     while total < sum(map(len, buffers)):
         rest, skip = [], total
@@ -137,7 +159,17 @@ def write_all(fd: int, buffers: Sequence[memoryview]) -> int:
 def write_file(
     path: Path, data: bytes, at: Hook = undisturbed, boundary: str = "sync"
 ) -> FileEntry:
-    """A small new file, on the disk when this returns. ``boundary`` is reached between its write and its sync."""
+    """Write a small new file, which is on the disk when this returns.
+
+    Return its entry for the manifest.
+
+    Args:
+        boundary: name of the place between write and sync, at which ``at`` is called.
+
+    Raises:
+        FileExistsError: if there is a file at ``path``.
+        OSError: if the disk is full or fails. An incomplete file may be left.
+    """
     with path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -150,7 +182,7 @@ def write_file(
 
 
 def sync_directory(path: Path) -> None:
-    """Have the disk know which names are in the directory."""
+    """Write the names in a directory to the disk. Raise OSError if the disk fails."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -159,7 +191,11 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it, so that the disk knows of them."""
+    """Make a directory and its parents, unless they exist, and write their names to the disk.
+
+    Raises:
+        OSError: if the disk is full or fails, or a path is that of a file.
+    """
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -167,5 +203,8 @@ def make_directory(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory that others may be removing, too, or writing to: what cannot be removed now stays."""
+    """Remove a directory and its contents, which other processes may be removing or writing.
+
+    No error is raised: leftovers stay for a later call.
+    """
     shutil.rmtree(path, ignore_errors=True)

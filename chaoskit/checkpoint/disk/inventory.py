@@ -1,4 +1,7 @@
-"""What is found in a directory of snapshots, and what is not."""
+"""Descriptions of the snapshots in a tier, complete and damaged.
+
+-> ``disk/tier.py``: lists, verifies and quarantines them; ``remote/tier.py`` does so in a store.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,13 @@ from chaoskit.errors import ChaoskitError
 
 
 class DamagedSnapshot(NamedTuple):
-    """A snapshot that is there and cannot be restored. ``path``: where it is now."""
+    """A snapshot that cannot be restored.
+
+    Attributes:
+        name: its name.
+        path: its present directory; of a snapshot in a store, its name there.
+        reason: description of the damage.
+    """
 
     name: str
     path: Path
@@ -20,39 +29,49 @@ class DamagedSnapshot(NamedTuple):
 
     @property
     def step(self) -> int:
+        """The step in the name; -1 without one."""
         age = parse_name(self.name)
         return age[0] if age else -1
 
 
 class Listing(NamedTuple):
-    """What is in a directory of snapshots, the newest first. ``damaged``: those whose manifest cannot be used."""
+    """The snapshots in a directory, the newest first.
+
+    ``damaged`` are those whose manifest cannot be used.
+    """
 
     snapshots: list[Snapshot]
     damaged: list[DamagedSnapshot]
 
 
-class Found(NamedTuple):
-    """The newest snapshot whose digests are right, and the newer ones that were set aside on the way to it."""
+class FoundSnapshot(NamedTuple):
+    """The newest undamaged snapshot, and those as new or newer that were quarantined before it."""
 
     snapshot: Snapshot
     lost: list[DamagedSnapshot]
 
     @property
     def lost_steps(self) -> int:
-        """How many committed steps the damaged snapshots held that this one does not."""
+        """The number of committed steps that are in the damaged snapshots but not in this one.
+
+        0 if no damaged one is newer.
+        """
         return (
-            max((one.step for one in self.lost), default=self.snapshot.manifest.step)
+            max((damaged.step for damaged in self.lost), default=self.snapshot.manifest.step)
             - self.snapshot.manifest.step
         )
 
 
 class NothingToRestore(ChaoskitError):
-    """No snapshot is whole. ``lost``: those that are not."""
+    """Error of a restore that has found no undamaged snapshot below ``root``.
+
+    ``lost`` has the damaged snapshots; the message names each with its damage.
+    """
 
     def __init__(self, root: Path | str, lost: Sequence[DamagedSnapshot]) -> None:
         self.root, self.lost = root, list(lost)
-        reasons = "".join(f"\n  {one.name}: {one.reason}" for one in lost)
+        reasons = "".join(f"\n  {damaged.name}: {damaged.reason}" for damaged in lost)
         super().__init__(f"no snapshot below {root} can be restored{reasons}")
 
     def __reduce__(self) -> tuple[type[NothingToRestore], tuple[Path | str, list[DamagedSnapshot]]]:
-        return type(self), (self.root, self.lost)  # torch sends what a rank raises to the others
+        return type(self), (self.root, self.lost)  # torch pickles what a rank raises

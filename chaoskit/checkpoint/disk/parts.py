@@ -1,4 +1,8 @@
-"""What one process adds to a snapshot: a file with the tensors it holds, straight from their memory."""
+"""The part of a snapshot that one process writes: a file of tensors, straight from their memory.
+
+-> ``disk/staging.py``: commits the parts of all processes. ``disk/container.py``: bytes around a
+tensor. ``remote/parts.py``: parts of an upload, which are ranges of bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,10 @@ from chaoskit.errors import BadInput
 
 
 class PartWriter:
-    """Writes one file of a snapshot. A context manager: without :meth:`finish` nothing is left of the file.
+    """A writer of one file of a snapshot.
 
-    The memory of what is added must not change until :meth:`finish` returns.
+    Use it as a context manager: without :meth:`finish` the file is removed on exit. The memory that
+    is added must not change until :meth:`finish` returns.
     """
 
     def __init__(self, file: DigestedFile) -> None:
@@ -27,13 +32,15 @@ class PartWriter:
     def add_tensor(
         self, path: str, tensor: Tensor, *, shape: tuple[int, ...] = (), start: tuple[int, ...] = ()
     ) -> Item:
-        """Store a tensor, or a box of one. It is copied only if it is not contiguous in this host's memory.
+        """Append a tensor, or a box of one, to the file. Return its item for the manifest.
+
+        A contiguous tensor in this host's memory is not copied.
 
         Args:
             path: name in the state dict.
             tensor: the whole tensor, or the box of it that this process holds.
-            shape: of the whole tensor, for a box.
-            start: where the box begins in the whole tensor.
+            shape: shape of the whole tensor, for a box.
+            start: start of the box in the whole tensor.
 
         Raises:
             BadInput: if the tensor has no dense bytes, or the box does not lie in the whole.
@@ -46,12 +53,14 @@ class PartWriter:
     def add_box(
         self, path: str, data: memoryview, dtype: str, box: Box, shape: tuple[int, ...]
     ) -> Item:
-        """Store a box of a tensor from memory that is no tensor, such as an arena's.
+        """Append a box of a tensor from memory that is no tensor, such as an arena's.
+
+        Return its item for the manifest.
 
         Args:
             data: the elements of the box, in order, as bytes.
-            dtype: such as ``float32``.
-            shape: of the whole tensor.
+            dtype: type of the elements, such as ``float32``.
+            shape: shape of the whole tensor.
 
         Raises:
             BadInput: if the box does not lie in the whole.
@@ -66,13 +75,13 @@ class PartWriter:
                 "give the shape of the whole tensor",
             )
         first = self._file.size_bytes
-        around = wrap(dtype, box.extent, len(data), first)
-        for piece in (around.head, data, around.tail):
+        container = wrap(dtype, box.extent, len(data), first)
+        for piece in (container.head, data, container.tail):
             self._file.append(piece)
         item = Item(
             path=path,
             file=self._file.name,
-            offset=first + len(around.head),
+            offset=first + len(container.head),
             size_bytes=len(data),
             container=(first, self._file.size_bytes - first),
             dtype=dtype,
@@ -84,7 +93,13 @@ class PartWriter:
         return item
 
     def add_object(self, path: str, data: bytes | memoryview) -> Item:
-        """Store bytes that mean something to the caller, such as an object that ``torch.save`` has serialised."""
+        """Append opaque bytes, such as an object that ``torch.save`` has serialised.
+
+        Return their item for the manifest, which has no type and no shape.
+
+        Raises:
+            OSError: if the disk is full or fails.
+        """
         first = self._file.size_bytes
         self._file.append(data)
         item = Item(path, self._file.name, first, len(data), (first, len(data)))
@@ -92,7 +107,7 @@ class PartWriter:
         return item
 
     def finish(self) -> Part:
-        """Return when all of it is on the disk.
+        """Close the file. Return its entry and all items once it is on the disk.
 
         Raises:
             OSError: if the disk is full or fails.

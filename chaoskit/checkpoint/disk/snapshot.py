@@ -1,6 +1,10 @@
-"""A stored snapshot: what is in it, whether it is what was written, and its tensors in the caller's memory.
+"""A stored snapshot: its items, its verification, and reads of its tensors into given memory.
 
-Readers need not have the shape of the world that wrote: any box of any tensor is put together from the stored ones.
+Readers need not have the shape of the world that wrote the snapshot: any box of any tensor is put
+together from the stored boxes.
+
+-> ``disk/reading.py``: reads and digests the bytes. ``remote/tier.py``: a snapshot in a store.
+-> ``runtime/state/from_store.py``: a rank of a job reads its state with this.
 """
 
 from __future__ import annotations
@@ -30,12 +34,13 @@ from chaoskit.checkpoint.layout.manifest import (
 from chaoskit.checkpoint.layout.raw import flat_bytes
 from chaoskit.errors import BadInput, ChaoskitError
 
-#: Memory for tensors that cannot be read in place: those on devices, and those whose bytes lie in another order.
+#: Memory for tensors that cannot be read in place: those on devices, and those whose bytes lie in
+#: another order.
 _INDIRECT_BYTES = 2**29
 
 
-class Wanted(NamedTuple):
-    """A part of a stored item, and the tensor of the part's shape that it belongs in. An object is a row of bytes."""
+class TensorRequest(NamedTuple):
+    """A part of a stored item, and the tensor to fill with it. An object is a row of bytes."""
 
     item: Item
     part: Box
@@ -43,9 +48,16 @@ class Wanted(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """A wanted part, the bytes of the file from its first element to its last, and whether they go straight there."""
+    """A read of a file for a requested part.
 
-    wanted: Wanted
+    Attributes:
+        request: the requested part of an item.
+        offset: offset in the file of the part's first element.
+        size_bytes: number of bytes from the first element to the last.
+        in_place: True if the bytes can be read straight into the target.
+    """
+
+    request: TensorRequest
     offset: int
     size_bytes: int
     in_place: bool
@@ -53,17 +65,18 @@ class _Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A complete snapshot in a directory. Its files may be damaged: whatever reads them finds out."""
+    """A complete snapshot in a directory. Damage to its files shows only when they are read."""
 
     path: Path
     manifest: Manifest
 
     @classmethod
     def open(cls, path: Path) -> Snapshot:
-        """Read the manifest.
+        """Return the snapshot in the directory ``path``. Only its manifest is read.
 
         Raises:
-            Damaged: if there is none, or it is not what was written.
+            Damaged: if the manifest is missing or was changed.
+            OSError: if the manifest cannot be read for another reason.
         """
         try:
             return cls(path, decode_manifest((path / MANIFEST).read_bytes()))
@@ -72,39 +85,45 @@ class Snapshot:
 
     @property
     def name(self) -> str:
+        """The name of the snapshot."""
         return self.path.name
 
     @cached_property
     def items(self) -> Mapping[str, list[Item]]:
         """All items by their path; a sharded tensor has several."""
-        found: defaultdict[str, list[Item]] = defaultdict(list)
+        items: defaultdict[str, list[Item]] = defaultdict(list)
         for item in self.manifest.items:
-            found[item.path].append(item)
-        return dict(found)
+            items[item.path].append(item)
+        return dict(items)
 
     @cached_property
     def _entries(self) -> dict[str, FileEntry]:
+        """The entries of the files in the manifest, by file name."""
         return {entry.name: entry for entry in self.manifest.files}
 
     def verify(self) -> None:
         """Read every file, and compare all digests.
 
         Raises:
-            Damaged: at the first file that is missing or not what was written.
+            Damaged: at the first file that is missing or was changed, or that the disk cannot read.
+            OSError: if a file cannot be opened or read for another reason.
         """
         for entry in self.manifest.files:
             verify_file(self.path, entry)
 
-    def fill(self, wanted: Sequence[tuple[FileEntry, Sequence[Segment]]]) -> None:
-        """Read parts of files into memory. All else is the same wherever a snapshot lies.
+    def fill(self, requests: Sequence[tuple[FileEntry, Sequence[Segment]]]) -> None:
+        """Fill the memory of the segments of each file with verified bytes.
+
+        Subclasses replace this and :meth:`verify` for snapshots in other places.
 
         Raises:
-            Damaged: if what is read is not what was written.
+            Damaged: if a file is missing or its data was changed.
+            OSError: if a file cannot be opened or read for another reason.
         """
-        read_files(self.path, wanted)
+        read_files(self.path, requests)
 
     def find(self, path: str) -> list[Item]:
-        """The items of a path.
+        """Return the items of a path.
 
         Raises:
             ChaoskitError: if there are none.
@@ -114,28 +133,33 @@ class Snapshot:
         return self.items[path]
 
     def read_object(self, path: str) -> bytes:
-        """The bytes of an object, verified.
+        """Return the verified bytes of an object.
 
         Raises:
-            Damaged: if they are not what was written.
+            Damaged: if they were changed.
+            ChaoskitError: if there is no such object.
+            OSError: as :meth:`fill` does.
         """
         item = self.find(path)[0]
         target = torch.empty(item.size_bytes, dtype=torch.uint8)
-        self.read([Wanted(item, whole((item.size_bytes,)), target)])
+        self.read([TensorRequest(item, whole((item.size_bytes,)), target)])
         return target.numpy().tobytes()
 
     def read_into(self, targets: Mapping[str, tuple[Tensor, Box]]) -> None:
-        """Fill tensors: by path, each with the box of the stored tensor that it shall hold.
+        """Fill tensors, each with a box of the stored tensor of its path.
 
-        Bytes go straight into a target that is contiguous, of the stored type and in this host's memory. All that is
-        read is verified. After an error the targets hold anything.
+        Bytes go straight into a target that is contiguous, of the stored type and in this host's
+        memory. Other targets get the values converted to their type. All bytes that are read are
+        verified. The targets hold garbage after an error.
 
         Raises:
-            Damaged: if what would be read is not what was written.
-            ChaoskitError: if a path is not there, or not all of a box.
-            BadInput: if a target has another shape than its box.
+            Damaged: if data was changed.
+            OSError: as :meth:`fill` does.
+            ChaoskitError: if a path is not stored, or not all of a box.
+            BadInput: if a target has another shape than its box, or the box reaches beyond the
+                stored tensor.
         """
-        wanted = []
+        requests = []
         for path, (target, box) in targets.items():
             if tuple(target.shape) != box.extent:
                 raise BadInput(path, tuple(target.shape), f"give a tensor of shape {box.extent}")
@@ -145,59 +169,72 @@ class Snapshot:
             ):
                 raise BadInput(path, box, f"take a box of a tensor of shape {items[0].shape}")
             for number, part in cover(box, [item.box for item in items]):
-                wanted.append(Wanted(items[number], part, target.detach()[part.within(box)]))
-        self.read(wanted)
+                requests.append(
+                    TensorRequest(items[number], part, target.detach()[part.within(box)])
+                )
+        self.read(requests)
 
-    def read(self, wanted: Sequence[Wanted]) -> None:
-        """The same as :meth:`read_into`, for parts of known items.
+    def read(self, requests: Sequence[TensorRequest]) -> None:
+        """Fill the targets of requests for parts of items; see :meth:`read_into`.
+
+        Empty parts are skipped.
 
         Raises:
-            Damaged: if what would be read is not what was written.
+            Damaged: if data was changed.
+            OSError: as :meth:`fill` does.
         """
-        for batch in _batches([_plan(one) for one in wanted if one.part.size]):
+        for batch in _batches([_plan(request) for request in requests if request.part.size]):
             by_file: defaultdict[str, list[Segment]] = defaultdict(list)
-            buffers = [_buffer(read) for read in batch]
+            buffers = [_buffer_for(read) for read in batch]
             for read, buffer in zip(batch, buffers, strict=True):
-                by_file[read.wanted.item.file].append(Segment(read.offset, buffer.numpy().data))
+                by_file[read.request.item.file].append(Segment(read.offset, buffer.numpy().data))
             self.fill([(self._entries[name], segments) for name, segments in by_file.items()])
             for read, buffer in zip(batch, buffers, strict=True):
-                _spread(read, buffer)
+                _copy_to_target(read, buffer)
 
 
-def _plan(wanted: Wanted) -> _Read:
-    """Where the wanted bytes lie in the file, and whether they can go straight to their place."""
-    item, part, target = wanted
-    dtype, box = _stored(item)
+def _plan(request: TensorRequest) -> _Read:
+    """Return the read that serves a request.
+
+    Raise Damaged if the item's size does not fit its shape.
+    """
+    item, part, target = request
+    dtype, box = _stored_type_and_box(item)
     if item.size_bytes != box.size * dtype.itemsize:
         raise Damaged(f"{item.path!r} has {item.size_bytes} bytes for {box.extent} of {item.dtype}")
     strides = _strides(box.extent)
-    steps = zip(part.start, box.start, strides, strict=True)
-    first = sum((begin - origin) * stride for begin, origin, stride in steps)
-    span = 1 + sum(
+    dimensions = zip(part.start, box.start, strides, strict=True)
+    first_element = sum((begin - origin) * stride for begin, origin, stride in dimensions)
+    element_span = 1 + sum(
         (extent - 1) * stride for extent, stride in zip(part.extent, strides, strict=True)
     )
-    plain = target.is_cpu and target.dtype == dtype and not (target.is_conj() or target.is_neg())
-    in_place = plain and target.is_contiguous() and span == part.size
-    return _Read(wanted, item.offset + first * dtype.itemsize, span * dtype.itemsize, in_place)
+    is_plain = target.is_cpu and target.dtype == dtype and not (target.is_conj() or target.is_neg())
+    in_place = is_plain and target.is_contiguous() and element_span == part.size
+    return _Read(
+        request,
+        item.offset + first_element * dtype.itemsize,
+        element_span * dtype.itemsize,
+        in_place,
+    )
 
 
-def _buffer(read: _Read) -> Tensor:
-    """Bytes to read into: those of the target itself, or others."""
+def _buffer_for(read: _Read) -> Tensor:
+    """Return the bytes to read into: those of the target itself, or a new buffer."""
     if read.in_place:
-        return flat_bytes(read.wanted.target)
+        return flat_bytes(read.request.target)
     return torch.empty(read.size_bytes, dtype=torch.uint8)
 
 
-def _spread(read: _Read, buffer: Tensor) -> None:
-    """Place what could not be read in place."""
+def _copy_to_target(read: _Read, buffer: Tensor) -> None:
+    """Copy the elements from the buffer to the target if they were not read in place."""
     if not read.in_place:
-        item, part, target = read.wanted
-        dtype, box = _stored(item)
+        item, part, target = read.request
+        dtype, box = _stored_type_and_box(item)
         target.copy_(buffer.view(dtype).as_strided(part.extent, _strides(box.extent)))
 
 
-def _stored(item: Item) -> tuple[torch.dtype, Box]:
-    """An item as a box of elements."""
+def _stored_type_and_box(item: Item) -> tuple[torch.dtype, Box]:
+    """Return element type and box of an item. An object is a box of bytes."""
     return (
         (dtype_named(item.dtype), item.box)
         if item.dtype
@@ -206,22 +243,26 @@ def _stored(item: Item) -> tuple[torch.dtype, Box]:
 
 
 def _strides(extent: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a contiguous tensor."""
     return tuple(prod(extent[dimension + 1 :]) for dimension in range(len(extent)))
 
 
 def _batches(reads: Sequence[_Read]) -> Iterator[list[_Read]]:
-    """The reads in the order of their bytes, in batches that may not overlap in a file and need little memory each."""
-    later = sorted(reads, key=lambda read: (read.wanted.item.file, read.offset))
+    """Yield the reads in batches, ordered by their place.
+
+    Reads of a batch do not overlap in a file, and need a limited amount of buffers.
+    """
+    later = sorted(reads, key=lambda read: (read.request.item.file, read.offset))
     while later:
-        todo, later, batch = later, [], list[_Read]()
+        candidates, later, batch = later, [], list[_Read]()
         indirect_bytes, name, end = 0, "", 0
-        for read in todo:
-            need = 0 if read.in_place else read.size_bytes
-            overlaps = read.wanted.item.file == name and read.offset < end
-            if overlaps or (batch and indirect_bytes + need > _INDIRECT_BYTES):
+        for read in candidates:
+            needed_bytes = 0 if read.in_place else read.size_bytes
+            overlaps = read.request.item.file == name and read.offset < end
+            if overlaps or (batch and indirect_bytes + needed_bytes > _INDIRECT_BYTES):
                 later.append(read)
                 continue
             batch.append(read)
-            indirect_bytes += need
-            name, end = read.wanted.item.file, read.offset + read.size_bytes
+            indirect_bytes += needed_bytes
+            name, end = read.request.item.file, read.offset + read.size_bytes
         yield batch

@@ -1,4 +1,8 @@
-"""A snapshot that is being written, and the order in which it becomes one that counts."""
+"""A snapshot that is being written, and the steps in which it is committed.
+
+-> ``daemon/saving.py``: parts of all nodes meet here; a save that fails costs only that snapshot.
+-> ``disk/tier.py``: begins, finds and sweeps staging directories.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,21 @@ from chaoskit.errors import BadInput
 
 
 class Staging:
-    """A snapshot that is being written. One process begins and commits it; others may join and add files.
+    """A snapshot that is being written.
 
-    A context manager for the one that began it: what was not committed is removed.
+    One process begins and commits it; others may join and add files. A context manager for the
+    process that began it: on exit, an uncommitted snapshot is removed.
 
     Args:
-        path: of the staging directory, two levels below the root.
+        path: path of the staging directory, two levels below the root.
         at: called at each boundary.
-        committed: called when the snapshot counts.
+        committed: called with the committed snapshot.
+
+    Attributes:
+        step, generation: age that the snapshot gets when it is committed.
+
+    Raises:
+        BadInput: if ``path`` has no name of a staging directory.
     """
 
     def __init__(self, path: Path, at: Hook, committed: Callable[[Snapshot], None]) -> None:
@@ -39,14 +50,15 @@ class Staging:
 
     @property
     def name(self) -> str:
-        """For :meth:`DiskTier.join`, in the other processes."""
+        """The name to give to :meth:`DiskTier.join` in other processes."""
         return self.path.name
 
     def writer(self, file_name: str) -> PartWriter:
-        """A new file of the snapshot; each process needs another name.
+        """Return a writer of a new file. Each process needs another file name.
 
         Raises:
-            OSError: if the disk is full or fails, or somebody has given up the snapshot.
+            FileExistsError: if there is a file of this name.
+            OSError: if the disk is full or fails, or the staging directory was removed.
         """
         return PartWriter(DigestedFile(self.path / file_name, self._at))
 
@@ -57,33 +69,37 @@ class Staging:
         world: int = 1,
         keys: Mapping[str, tuple[str | int, ...]] | None = None,
     ) -> Snapshot:
-        """Make the snapshot visible. When this returns it outlives a loss of power.
+        """Make the snapshot visible, and return it. It survives a loss of power from then on.
 
         Args:
-            parts: of all processes.
-            world: ranks that trained.
-            keys: where an item stands in a nested state dict, by its path.
+            parts: the parts of all processes.
+            world: number of ranks that trained.
+            keys: keys of an item in a nested state dict, by its path.
 
         Raises:
-            OSError: if the disk is full or fails; there is no such snapshot then, unless only the last sync failed.
+            OSError: if the disk is full or fails, or there is a snapshot of this name by now. The
+                new snapshot does not exist then, unless only the last sync failed.
         """
-        everything = list(parts)
+        all_parts = list(parts)
         manifest = Manifest(
             step=self.step,
             generation=self.generation,
             world=world,
             saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            files=tuple(entry for part in everything for entry in part.files),
-            items=tuple(item for part in everything for item in part.items),
+            files=tuple(entry for part in all_parts for entry in part.files),
+            items=tuple(item for part in all_parts for item in part.items),
             keys=dict(keys or {}),
         )
         return self._publish(manifest)
 
     def _publish(self, manifest: Manifest) -> Snapshot:
-        from chaoskit.checkpoint.disk.dcp_metadata import (
-            METADATA,
-            encode_metadata,
-        )  # most of a second, the first time
+        """Write metadata and manifest, and rename the directory, with a sync after each.
+
+        Call ``committed`` with the snapshot, and return it. Raise OSError if the disk is full or
+        fails.
+        """
+        # imported late, because it takes most of a second
+        from chaoskit.checkpoint.disk.dcp_metadata import METADATA, encode_metadata
 
         at, root = self._at, self.path.parents[1]
         at("metadata")
@@ -103,7 +119,10 @@ class Staging:
         return snapshot
 
     def abandon(self) -> None:
-        """Remove what was written. Nothing of it was visible."""
+        """Remove the staging directory and its files. Has no effect after :meth:`commit`.
+
+        No error is raised: leftovers stay for :meth:`DiskTier.sweep`.
+        """
         remove_tree(self.path)
 
     def __enter__(self) -> Staging:
@@ -115,4 +134,4 @@ class Staging:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.abandon()  # nothing is there any more after a commit
+        self.abandon()

@@ -1,8 +1,13 @@
-"""The disk tier: a directory of snapshots, each of them complete or invisible whatever happens at whatever instant.
+"""Disk tier: a directory of snapshots, each of them complete or invisible at every instant.
 
-A snapshot is written into a staging directory by any number of processes; one of them commits. Its files are on the
-disk before its manifest, and that before the rename that makes it visible. One that is deleted is renamed first. So at
-any instant each visible directory is complete; what a dead process left behind is invisible and recognised as its own.
+Any number of processes write a snapshot into a staging directory; one of them commits it. The files
+are on the disk before the manifest, and the manifest before the rename that makes the snapshot
+visible. To delete a snapshot, it is renamed first. Each visible directory is thus complete at any
+instant. Leftovers of a dead process are invisible, and recognised by its id.
+
+-> ``daemon/saving.py``: which node of a job writes which part, and a save that fails.
+-> ``disk/retention.py``: which snapshots :meth:`DiskTier.prune` deletes.
+-> ``runtime/state/from_store.py``: restores in a job, which quarantine what is damaged.
 """
 
 from __future__ import annotations
@@ -15,7 +20,12 @@ from pathlib import Path
 from torch import Tensor
 
 from chaoskit.checkpoint.disk.files import make_directory, remove_tree, sync_directory
-from chaoskit.checkpoint.disk.inventory import DamagedSnapshot, Found, Listing, NothingToRestore
+from chaoskit.checkpoint.disk.inventory import (
+    DamagedSnapshot,
+    FoundSnapshot,
+    Listing,
+    NothingToRestore,
+)
 from chaoskit.checkpoint.disk.names import (
     QUARANTINE,
     STAGING,
@@ -34,20 +44,26 @@ from chaoskit.checkpoint.layout.manifest import Damaged
 from chaoskit.errors import BadInput
 from chaoskit.typed import typed_arguments
 
-#: A writer on another host, which cannot be seen from here, is given up when it has written nothing for so long.
+#: A writer on another host, which cannot be seen, is taken for dead when it has written nothing for
+#: so long.
 _FOREIGN_LEASE_S = 86400.0
 REASON = "REASON.txt"
-#: Of files with tensors; torch's own.
+#: Suffix of files with tensors, as torch names them.
 DATA_SUFFIX = ".distcp"
 
 
 class DiskTier:
-    """Snapshots below ``root``, on any file system that all their writers share.
+    """A tier that writes, lists, verifies and deletes snapshots below ``root``.
+
+    The directory may be on any file system that all writers share.
 
     Args:
-        root: made if it is missing, by the first save.
-        retention: what :meth:`prune` leaves.
+        root: directory, made by the first save if it is missing.
+        retention: rule for :meth:`prune`; None for the defaults of :class:`Retention`.
         at: called at each of :data:`~chaoskit.checkpoint.layout.boundaries.BOUNDARIES`.
+
+    Raises:
+        BadInput: if an argument is of another type.
     """
 
     name = "disk"
@@ -62,23 +78,24 @@ class DiskTier:
     ) -> None:
         self.root = Path(root)
         self.retention, self.at = retention or Retention(), at
-        self._verified: set[tuple[int, int]] = set()
-        self._written: tuple[int, int] | None = (
-            None  # the snapshot that was stored last, which may not be the newest
-        )
+        self._verified_ages: set[tuple[int, int]] = set()
+        # age of the snapshot stored last, maybe not the newest
+        self._last_stored_age: tuple[int, int] | None = None
 
-    # -- writing --------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def begin(self, step: int, generation: int | None = None, *, run: str = "") -> Staging:
-        """Begin a snapshot, after removing what dead processes left of theirs.
+        """Make the staging directory of a new snapshot, and return a handle to it.
+
+        Leftovers of dead processes are removed first.
 
         Args:
-            step: committed steps.
-            generation: the membership that committed the last of them. None: the first number that is free.
-            run: hexadecimal id of the run whose processes write it, for :meth:`begun`.
+            step: number of committed steps.
+            generation: generation that committed the last of them; None for the first free number.
+            run: hexadecimal id of the run whose processes write it, for :meth:`begun`; "" for none.
 
         Raises:
-            BadInput: if there is that snapshot.
+            BadInput: if the snapshot exists, or a number is negative.
             OSError: if the disk is full or fails.
         """
         if step < 0 or (generation or 0) < 0:
@@ -86,9 +103,11 @@ class DiskTier:
         self.sweep()
         if generation is None:
             generation = self.free_generation(step)
-        elif (step, generation) in self._names():
+        elif (step, generation) in self._names_by_age():
             raise BadInput(
-                "generation", generation, f"use another: {snapshot_name(step, generation)} is there"
+                "generation",
+                generation,
+                f"use another number: {snapshot_name(step, generation)} exists",
             )
         self.at("stage")
         make_directory(self.root / STAGING)
@@ -97,15 +116,30 @@ class DiskTier:
         return Staging(path, self.at, self._note_commit)
 
     def free_generation(self, step: int) -> int:
-        """Return the first number above those of the snapshots of ``step``."""
-        return max((number for taken, number in self._names() if taken == step), default=-1) + 1
+        """Return the first number above the generations of all snapshots of ``step``.
+
+        It is 0 if there is none.
+        """
+        generations = [number for stored, number in self._names_by_age() if stored == step]
+        return max(generations, default=-1) + 1
 
     def begun(self, run: str) -> list[Path]:
-        """What processes of ``run`` have begun: a run that died on another host may have left the same snapshot."""
+        """Return the staging directories of a run, the one changed last at the end.
+
+        Several may be of one snapshot, if a process of the run died on another host and a second
+        one began the snapshot again.
+        """
         return sorted((self.root / STAGING).glob(f"*~*-{run}"), key=_changed_ns)
 
     def join(self, name: str) -> Staging:
-        """Take part in a snapshot that another process began."""
+        """Return a handle to a snapshot that another process began.
+
+        Args:
+            name: name of the staging directory, which is :attr:`Staging.name` in that process.
+
+        Raises:
+            BadInput: if this is no name of a staging directory. Existence is not checked.
+        """
         return Staging(self.root / STAGING / name, self.at, self._note_commit)
 
     def save(
@@ -116,9 +150,19 @@ class DiskTier:
         *,
         generation: int | None = None,
     ) -> Snapshot:
-        """Store the state of a single process; for several, see :meth:`begin`. A save that fails leaves nothing behind.
+        """Store and commit the state of a single process; for several, see :meth:`begin`.
+
+        Return the committed snapshot. A failed save leaves nothing, unless only the last sync
+        failed; see :meth:`Staging.commit`. Old snapshots stay until :meth:`prune`.
+
+        Args:
+            step: number of committed steps.
+            tensors: the tensors by path, each whole.
+            objects: further serialised objects by path.
+            generation: as in :meth:`begin`.
 
         Raises:
+            BadInput: if the snapshot exists, a number is negative, or a tensor has no dense bytes.
             OSError: if the disk is full or fails.
         """
         with self.begin(step, generation) as staging:
@@ -131,93 +175,131 @@ class DiskTier:
             return staging.commit([part])
 
     def _note_commit(self, snapshot: Snapshot) -> None:
-        """Remember a snapshot that was written just now: it is whole, and no retention deletes it yet."""
-        self._written = snapshot.manifest.age
-        self._verified.add(snapshot.manifest.age)
+        """Count a snapshot that was just written as verified, and exclude it from :meth:`prune`.
 
-    # -- reading --------------------------------------------------------------------------------------------------
+        The one that was excluded before may be deleted again.
+        """
+        self._last_stored_age = snapshot.manifest.age
+        self._verified_ages.add(snapshot.manifest.age)
+
+    # -- reading -----------------------------------------------------------------------------------
 
     def snapshots(self) -> Listing:
-        """What is there. Manifests are read, data files are not."""
+        """Return all snapshots, the newest first. Manifests are read, data files are not.
+
+        Snapshots that are being written, or are in quarantine, are left out.
+
+        Raises:
+            OSError: if a manifest exists and cannot be read.
+        """
         listing = Listing([], [])
-        for age, name in sorted(self._names().items(), reverse=True):
+        for age, name in sorted(self._names_by_age().items(), reverse=True):
             path = self.root / name
             try:
                 snapshot = Snapshot.open(path)
                 if snapshot.manifest.age != age:
-                    raise Damaged(f"its manifest is of {snapshot_name(*snapshot.manifest.age)}")
+                    raise Damaged(f"its manifest names {snapshot_name(*snapshot.manifest.age)}")
                 listing.snapshots.append(snapshot)
             except Damaged as error:
-                if path.exists():  # else it was pruned since
+                if path.exists():  # otherwise it was pruned meanwhile
                     listing.damaged.append(DamagedSnapshot(name, path, str(error)))
         return listing
 
     def holds(self, step: int) -> bool:
-        """Whether a snapshot of ``step`` is there. Nothing of it is read."""
-        return any(known == step for known, _ in self._names())
+        """Return True if there is a snapshot of ``step``. Only names are read."""
+        return any(stored == step for stored, _ in self._names_by_age())
 
     def newest_step(self) -> int:
-        """Return the furthest step of which a snapshot is there; -1 without one. Nothing of it is read."""
-        return max((step for step, _ in self._names()), default=-1)
+        """Return the largest step of all snapshots, or -1 without one.
+
+        Only names are read, so damaged snapshots count.
+        """
+        return max((step for step, _ in self._names_by_age()), default=-1)
 
     def staged_bytes(self, step: int) -> int:
-        """What is written so far of snapshots of ``step`` that are not complete yet."""
+        """Return the size in bytes of all data written so far for incomplete snapshots of ``step``.
+
+        Those of other runs and of dead processes count, too.
+        """
         written = 0
-        for staging in _entries(self.root / STAGING):
+        for staging in _paths_in(self.root / STAGING):
             age = parse_name(staging.name.partition("~")[0])
-            for path in _entries(staging) if age is not None and age[0] == step else []:
+            for path in _paths_in(staging) if age is not None and age[0] == step else []:
                 with contextlib.suppress(FileNotFoundError):
                     written += path.stat().st_size
         return written
 
-    def newest_verified(self) -> Found:
-        """The newest snapshot all of whose bytes are what was written. Newer ones that are not are quarantined.
+    def newest_verified(self) -> FoundSnapshot:
+        """Return the newest undamaged snapshot, and those as new or newer that were quarantined.
+
+        Snapshots are read and verified, the newest first, until one is undamaged. Those with a
+        damaged manifest are all quarantined, older ones too. For tools and tests: in a job, the
+        coordinator chooses the snapshot.
 
         Raises:
             NothingToRestore: if there is none.
+            OSError: if a file cannot be opened or read, or a snapshot cannot be moved.
         """
         listing = self.snapshots()
-        lost = [self.quarantine(one.path, one.reason) for one in listing.damaged]
+        lost = [self.quarantine(damaged.path, damaged.reason) for damaged in listing.damaged]
         for snapshot in listing.snapshots:
             if (damage := self.verify(snapshot)) is None:
-                newer = [one for one in lost if one.step >= snapshot.manifest.step]
-                return Found(snapshot, newer)
+                newer = [damaged for damaged in lost if damaged.step >= snapshot.manifest.step]
+                return FoundSnapshot(snapshot, newer)
             lost.append(self.quarantine(snapshot.path, damage))
         raise NothingToRestore(self.root, lost)
 
     def verify(self, snapshot: Snapshot) -> str | None:
-        """Read all of a snapshot. What is wrong with it; None if nothing is."""
+        """Read all of a snapshot. Return a description of its damage, or None.
+
+        The result is remembered for :meth:`prune`. The snapshot is not quarantined.
+
+        Raises:
+            OSError: as :meth:`Snapshot.verify` does.
+        """
         try:
             snapshot.verify()
         except Damaged as error:
-            self._verified.discard(snapshot.manifest.age)
+            self._verified_ages.discard(snapshot.manifest.age)
             return str(error)
-        self._verified.add(snapshot.manifest.age)
+        self._verified_ages.add(snapshot.manifest.age)
         return None
 
     def quarantine(self, path: Path, reason: str) -> DamagedSnapshot:
-        """Set a snapshot aside, with a note why. Nothing of it is deleted, and it is not offered again."""
+        """Move a snapshot to quarantine, with a note of the reason, and return its description.
+
+        It is not deleted and not offered again. If another process has moved or deleted it, the
+        description has the old path.
+
+        Raises:
+            OSError: if it cannot be moved.
+        """
         target = self.root / QUARANTINE / unique(path.name)
         target.parent.mkdir(exist_ok=True)
         if (age := parse_name(path.name)) is not None:
-            self._verified.discard(age)
+            self._verified_ages.discard(age)
         try:
             path.rename(target)
         except FileNotFoundError:
             return DamagedSnapshot(path.name, path, f"{reason}; it was deleted meanwhile")
-        with contextlib.suppress(OSError):  # a full disk is no reason to offer it again
+        with contextlib.suppress(OSError):  # a full disk must not fail the quarantine
             (target / REASON).write_text(f"{reason}\n", encoding="utf-8")
         for directory in (self.root, target.parent):
             sync_directory(directory)
         return DamagedSnapshot(path.name, target, reason)
 
-    # -- taking away ----------------------------------------------------------------------------------------------
+    # -- deletion ----------------------------------------------------------------------------------
 
     def prune(self) -> list[str]:
-        """Delete what the retention does not keep; returns the names, the oldest first.
+        """Delete the snapshots that the retention does not keep.
 
-        The snapshot that this tier stored last stays: training may have gone back behind the newest one. If nothing is
-        known to be whole yet, snapshots are verified until one is: the last good one is never deleted.
+        Return their names, the oldest first. The snapshot that this tier stored last stays:
+        training may have gone back behind the newest one. If any is to be deleted and none is
+        verified yet, snapshots are verified until one is undamaged. Nothing is deleted if all are
+        damaged.
+
+        Raises:
+            OSError: if the disk fails. Some of them may be deleted then.
         """
         doomed = self.doomed()
         for snapshot in doomed:
@@ -225,22 +307,26 @@ class DiskTier:
         return [snapshot.name for snapshot in doomed]
 
     def doomed(self) -> list[Snapshot]:
-        """What :meth:`prune` would delete."""
+        """Return the snapshots that :meth:`prune` would delete, the oldest first.
+
+        Data is read only to find an undamaged snapshot; see :meth:`prune`.
+        """
         snapshots = self.snapshots().snapshots
         present = {
             Kept(*snapshot.manifest.age, snapshot.manifest.size_bytes): snapshot
             for snapshot in snapshots
         }
-        if not self.retention.doomed(present, self._verified):
+        if not self.retention.doomed(present, self._verified_ages):
             return []
-        if not any(kept.age in self._verified for kept in present):
-            whole = (snapshot for snapshot in snapshots if self.verify(snapshot) is None)
-            if next(whole, None) is None:
+        if not any(kept.age in self._verified_ages for kept in present):
+            undamaged = (snapshot for snapshot in snapshots if self.verify(snapshot) is None)
+            if next(undamaged, None) is None:
                 return []
-        doomed = self.retention.doomed(present, self._verified)
-        return [present[kept] for kept in doomed if kept.age != self._written]
+        doomed = self.retention.doomed(present, self._verified_ages)
+        return [present[kept] for kept in doomed if kept.age != self._last_stored_age]
 
     def _delete(self, path: Path) -> None:
+        """Rename a snapshot into the trash, and delete it there."""
         self.at("prune")
         target = self.root / TRASH / unique(path.name)
         target.parent.mkdir(exist_ok=True)
@@ -254,24 +340,34 @@ class DiskTier:
         self.at("pruned")
 
     def sweep(self) -> list[str]:
-        """Remove what processes that are gone had begun to write or to delete; returns the names of the former."""
+        """Remove leftovers of dead processes, and everything in the trash.
+
+        Return the names of the staging directories among them. A writer on another host counts as
+        dead once it has written nothing for a day.
+        """
         removed = []
-        for path in _entries(self.root / TRASH):
+        for path in _paths_in(self.root / TRASH):
             remove_tree(path)
-        for path in _entries(self.root / STAGING):
+        for path in _paths_in(self.root / STAGING):
             owner = owner_of(path.name)
-            if owner is None or owner.lives or (owner.lives is None and _written_lately(path)):
+            if (
+                owner is None
+                or owner.is_alive
+                or (owner.is_alive is None and _written_lately(path))
+            ):
                 continue
             remove_tree(path)
             removed.append(path.name)
         return removed
 
-    def _names(self) -> dict[tuple[int, int], str]:
-        ages = {path.name: parse_name(path.name) for path in _entries(self.root)}
+    def _names_by_age(self) -> dict[tuple[int, int], str]:
+        """Return the names of all snapshots by step and generation."""
+        ages = {path.name: parse_name(path.name) for path in _paths_in(self.root)}
         return {age: name for name, age in ages.items() if age is not None}
 
 
-def _entries(directory: Path) -> list[Path]:
+def _paths_in(directory: Path) -> list[Path]:
+    """Return the paths in a directory, sorted; [] if there is no such directory."""
     try:
         return sorted(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -279,7 +375,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _changed_ns(path: Path) -> int:
-    """When something was last put into a directory; 0 if it is gone."""
+    """Return the time of the last change in a directory; 0 if it is gone."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -287,9 +383,9 @@ def _changed_ns(path: Path) -> int:
 
 
 def _written_lately(path: Path) -> bool:
-    """Whether something in the directory changed within the lease of a writer that cannot be seen."""
+    """Return True if the directory changed within the lease of a writer that cannot be seen."""
     newest_s = 0.0
-    for one in (path, *_entries(path)):
+    for changed in (path, *_paths_in(path)):
         with contextlib.suppress(FileNotFoundError):
-            newest_s = max(newest_s, one.stat().st_mtime)
+            newest_s = max(newest_s, changed.stat().st_mtime)
     return time.time() - newest_s < _FOREIGN_LEASE_S

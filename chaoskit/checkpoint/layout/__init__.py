@@ -1,1 +1,1 @@
-"""The layout of a training state in memory and in files: boxes of tensors, arenas, manifests and seals."""
+"""Layout of a training state in memory and in files: boxes, arenas, manifests and seals."""

@@ -1,60 +1,64 @@
-"""Where a kill matters while a snapshot is stored: at these points the disk holds something else than before.
+"""Points at which a kill matters while a snapshot is stored: the stored data has just changed.
 
-Whoever wants a fault to strike exactly there passes a hook; it is called on reaching the point, before what follows. A
-hook that raises OSError stands for a disk that does.
+A hook makes a fault strike exactly there. It is called when the point is reached, before the next
+operation. A hook that raises OSError imitates a disk that does.
+
+-> ``disk/breakpoints.py``: stops a thread at such a point, so that its process can be killed there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Of the disk tier, in the order in which a save reaches them. ``write`` is reached before each piece of a file.
+#: Points of the disk tier, in the order of a save. ``write`` is reached before each piece of a
+#: file.
 BOUNDARIES = (
-    "stage",  # nothing is there yet
-    "write",  # the staging directory is there; files grow
+    "stage",  # there is no staging directory yet
+    "write",  # the staging directory exists; files grow
     "sync",  # a file is whole, in the page cache
-    "metadata",  # every file is on the disk; torch's table of contents is not there
-    "manifest",  # it is; the manifest is not there
-    "seal",  # the manifest is there, maybe not on the disk
-    "commit",  # all of it is on the disk, and invisible
-    "publish",  # it is visible; the disk may not know
-    "committed",  # it counts
-    "prune",  # an old snapshot is about to be taken away
-    "delete",  # it is invisible; its files are there
+    "metadata",  # every file is on the disk; torch's table of contents is missing
+    "manifest",  # torch's table of contents exists; the manifest is missing
+    "seal",  # the manifest exists, maybe not on the disk yet
+    "commit",  # the snapshot is on the disk, and invisible
+    "publish",  # the snapshot is visible; its name may not be on the disk yet
+    "committed",  # the snapshot is complete
+    "prune",  # an old snapshot is about to be deleted
+    "delete",  # the old snapshot is invisible; its files still exist
     "pruned",
 )
 
-#: Of the memory tier, as a state is copied into a slot.
+#: Points of the memory tier, in the order in which a state is copied into a slot.
 MEMORY = (
-    "begun",  # the slot counts no more; nothing of the new state is in it
-    "chunk",  # a part of it is
-    "copied",  # all of it is; there is no seal
-    "sealed",  # it counts
+    "begun",  # the slot is invalid; it holds nothing of the new state
+    "chunk",  # a part of the state is copied
+    "copied",  # all of the state is copied; there is no seal
+    "sealed",  # the copy is complete
 )
 
-#: Of a copy on another node: where its owner sends it ...
+#: Points of a copy to another node, on the node of the owner that sends it ...
 OUTWARD = (
-    "offering",  # the partner has not heard of it
-    "sending",  # a part is on its way: only where a copy goes over TCP
-    "acknowledged",  # the partner has it, and nobody has counted it
+    "offering",  # the partner has not received the offer
+    "sending",  # a part is on its way; only with copies over TCP
+    "acknowledged",  # the partner has the copy; the owner has not counted it
 )
-#: ... and where the partner receives it.
+#: ... and on the partner that receives it.
 INWARD = (
-    "receiving",  # a part is there
-    "verified",  # all of it is, with the right checksum; there is no seal
-    "answering",  # it counts; the owner does not know
+    "receiving",  # a part has arrived
+    "verified",  # everything has arrived, with the right checksum; there is no seal
+    "answering",  # the copy is complete; the owner has no answer yet
 )
 
-#: Of the remote tier.
+#: Points of the remote tier.
 REMOTE = (
-    "upload",  # of a file of the snapshot, nothing or a part of which is in the store
-    "uploaded",  # every file is, verified; the manifest is not there
-    "announced",  # it is: the snapshot counts
+    "upload",  # nothing or a part of a file is in the store
+    "uploaded",  # every file is in the store, verified; the manifest is missing
+    "announced",  # the manifest is in the store: the snapshot is complete
     "expire",  # an old snapshot is about to be removed
-    "expired",  # its manifest is gone; its files are there
+    "expired",  # its manifest is gone; its files still exist
 )
 
-#: Whatever a :class:`~chaoskit.checkpoint.disk.breakpoints.Breakpoints` can wait at.
+#: All points at which a :class:`~chaoskit.checkpoint.disk.breakpoints.Breakpoints` can stop a
+#: thread.
 PLACES = (*MEMORY, *OUTWARD, *INWARD, *BOUNDARIES, *REMOTE)
 
 #: Called with the name of a boundary.
@@ -62,4 +66,4 @@ Hook = Callable[[str], None]
 
 
 def undisturbed(_boundary: str) -> None:
-    """The hook that does nothing."""
+    """Do nothing: the default hook."""

@@ -1,4 +1,7 @@
-"""What one rank holds of a training state, and how it is laid out in memory that others can read."""
+"""The tensors of a state that one rank holds, and their layout in memory that others can read.
+
+-> ``runtime/state/sharding.py``: which tensors and boxes a rank of a sharded job holds.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ class HeldTensor(NamedTuple):
 
     Args:
         path: its name in the state, such as ``model.head.weight``; the same on every rank.
-        tensor: plain and dense; of a ``DTensor`` the local one. On CPU or CUDA.
+        tensor: a plain dense tensor, on CPU or CUDA; of a ``DTensor`` the local one.
         whole: shape of the sharded tensor; empty for a tensor that is held whole.
-        start: where the box begins in it.
+        start: position of the box in the sharded tensor.
     """
 
     path: str
@@ -35,19 +38,20 @@ class HeldTensor(NamedTuple):
 
 
 def lay_out(tensors: Sequence[HeldTensor]) -> tuple[list[Slot], int]:
-    """Where each tensor lies in the data of a copy, in this order, and how many bytes that takes.
+    """Return the slots of the tensors, in this order, and the size of the data in bytes.
 
     Raises:
-        BadInput: if two of them have one path and box, or one cannot be copied byte by byte.
+        BadInput: if two tensors have the same path and start, or one cannot be copied byte by byte.
+            Also if ``whole``, ``start`` and the tensor differ in their number of dimensions.
     """
     slots: list[Slot] = []
-    seen: set[tuple[str, tuple[int, ...]]] = set()
+    keys: set[tuple[str, tuple[int, ...]]] = set()
     offset = 0
     for held in tensors:
-        _check(held)
-        if (key := (held.path, held.box.start)) in seen:
+        _require_copyable(held)
+        if (key := (held.path, held.box.start)) in keys:
             raise BadInput("tensors", held.path, "give every tensor a path of its own")
-        seen.add(key)
+        keys.add(key)
         dtype = str(held.tensor.dtype).removeprefix("torch.")
         slot = Slot(
             held.path, dtype, tuple(held.tensor.shape), offset, tuple(held.whole), tuple(held.start)
@@ -57,7 +61,8 @@ def lay_out(tensors: Sequence[HeldTensor]) -> tuple[list[Slot], int]:
     return slots, offset
 
 
-def _check(held: HeldTensor) -> None:
+def _require_copyable(held: HeldTensor) -> None:
+    """Raise BadInput if a tensor cannot be copied byte by byte, or its box has no valid shape."""
     tensor = held.tensor
     if (
         type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -1,8 +1,12 @@
-"""The table of contents of a stored snapshot: which bytes of which file are which part of which tensor.
+"""The manifest of a stored snapshot: the part of a tensor that each range of bytes of a file holds.
 
-A snapshot counts only with its manifest, which is written last. It is JSON, so it can be read without trust and with
-any tool. The digest of a file is XXH3-128 over the digests of its chunks: a part of a file can be verified without
-reading the rest, and an upload that broke off can go on where it stood. The manifest begins with a digest of itself.
+A snapshot is complete only with its manifest, which is written last. It is JSON, so it can be read
+without trust and with any tool. The digest of a file is XXH3-128 over the digests of its chunks. A
+part of a file can thus be verified without reading the rest, and an interrupted upload can be
+resumed. The manifest begins with a digest of itself.
+
+-> ``disk/staging.py`` and ``remote/upload.py``: write it, which completes a snapshot.
+-> ``runtime/state/naming.py``: the names that a job gives to its tensors.
 """
 
 from __future__ import annotations
@@ -20,16 +24,16 @@ from chaoskit.errors import ChaoskitError
 MANIFEST = "manifest.json"
 #: Files are digested in chunks of this size; the last one may be shorter.
 FILE_CHUNK_BYTES = 2**24
-#: Of the format; a reader refuses newer ones.
+#: Version of the format; a reader refuses newer ones.
 FORMAT = 1
 
 
 class Damaged(ChaoskitError):
-    """What is stored is not what was written: a digest, a size or the manifest itself is wrong."""
+    """Stored data was changed: a file is missing, or a digest, a size or the manifest is wrong."""
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a snapshot. ``chunks``: XXH3-128 of each chunk, in hexadecimal."""
+    """A file of a snapshot. ``chunks`` has the XXH3-128 digest of each chunk, in hexadecimal."""
 
     name: str
     size_bytes: int
@@ -37,22 +41,24 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """Of the whole file: XXH3-128 over the digests of its chunks."""
+        """The digest of the whole file: XXH3-128 over the digests of its chunks."""
         return xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(chunk) for chunk in self.chunks))
 
 
 class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One stored box of a tensor, or an object.
+    """A stored box of a tensor, or an object.
 
     Args:
         path: name in the state dict, such as ``model.head.weight``.
-        file: where it lies.
-        offset: of its first byte in the file.
-        size_bytes: of its bytes alone.
-        container: offset and length of the ``torch.save`` container around them, which torch's own reader opens.
-        dtype: such as ``float32``; "" for an object, whose bytes are all of the container.
-        shape: of the whole tensor.
-        start, extent: the box of it that lies here.
+        file: name of the file with its bytes.
+        offset: offset of the first byte in the file.
+        size_bytes: number of its bytes, without the container.
+        container: offset and length of the ``torch.save`` container around the bytes, which torch's
+            own reader opens.
+        dtype: type of the elements, such as ``float32``; "" for an object, which is all of its
+            container.
+        shape: shape of the whole tensor.
+        start, extent: the stored box of the tensor.
     """
 
     path: str
@@ -67,25 +73,29 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def box(self) -> Box:
+        """The stored box of the tensor."""
         return Box(self.start, self.extent)
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one writer has added to a snapshot: its files, synced, and what is in them."""
+    """The part of a snapshot that one writer has added: its files, synced, and their items."""
 
     files: tuple[FileEntry, ...]
     items: tuple[Item, ...]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A complete snapshot.
+    """The description of a complete snapshot.
 
     Args:
-        step: committed steps.
-        generation: the membership that committed the last of them; 0 outside of chaoskit's runtime.
-        world: ranks that trained.
+        step: number of committed steps.
+        generation: generation that committed the last of them; 0 outside of chaoskit's runtime.
+        world: number of ranks that trained.
         saved_at: wall time in ISO 8601, for people; nothing is decided by it.
-        keys: where an item stands in a nested state dict, by its path; items of flat ones are missing.
+        files: the files of the snapshot.
+        items: the items in the files.
+        keys: keys of an item in a nested state dict, by its path; items of flat ones are missing.
+        format: version of the format.
     """
 
     step: int
@@ -99,37 +109,42 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """The size of all files together."""
         return sum(entry.size_bytes for entry in self.files)
 
     @property
     def age(self) -> tuple[int, int]:
-        """The larger, the better to restore: the furthest step, and of two that came as far the later generation."""
+        """Step and generation: the larger, the better to restore.
+
+        The furthest step is best, and of two snapshots of one step the later generation.
+        """
         return self.step, self.generation
 
     def file(self, name: str) -> FileEntry:
-        """The entry of a file that some item names."""
+        """Return the entry of the file with this name. Raise StopIteration if there is none."""
         return next(entry for entry in self.files if entry.name == name)
 
     def encode(self) -> bytes:
+        """Return the manifest as JSON, with its digest as the first field."""
         text = msgspec.json.format(msgspec.json.encode(self), indent=1)[1:] + b"\n"
         return b'{\n "digest": "%s",%s' % (xxhash.xxh3_128_hexdigest(text).encode(), text)
 
 
 _decoder = msgspec.json.Decoder(Manifest)
-_sealed = re.compile(rb'\{\n "digest": "([0-9a-f]{32})",')
+_digest_pattern = re.compile(rb'\{\n "digest": "([0-9a-f]{32})",')
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Read a manifest.
+    """Return the manifest that :meth:`Manifest.encode` has encoded, after checking it.
 
     Raises:
-        Damaged: if it is none, or names what cannot be.
+        Damaged: if the data is no manifest, its digest is wrong, its contents are inconsistent, or
+            its format is newer than :data:`FORMAT`.
     """
-    seal = _sealed.match(data)
-    text = data[seal.end() :] if seal else b""
-    if seal is None or xxhash.xxh3_128_hexdigest(text).encode() != seal[1]:
-        raise Damaged("the manifest is not what was written: its digest is wrong")
+    digest_match = _digest_pattern.match(data)
+    text = data[digest_match.end() :] if digest_match else b""
+    if digest_match is None or xxhash.xxh3_128_hexdigest(text).encode() != digest_match[1]:
+        raise Damaged("the manifest was changed: its digest is wrong")
     try:
         manifest = _decoder.decode(b"{" + text)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -149,8 +164,8 @@ def decode_manifest(data: bytes) -> Manifest:
         sizes[entry.name] = entry.size_bytes
     for item in manifest.items:
         first, length = item.container
-        inside = 0 <= first <= item.offset and item.offset + item.size_bytes <= first + length
-        if item.size_bytes < 0 or not inside or first + length > sizes.get(item.file, -1):
+        is_inside = 0 <= first <= item.offset and item.offset + item.size_bytes <= first + length
+        if item.size_bytes < 0 or not is_inside or first + length > sizes.get(item.file, -1):
             raise Damaged(f"the manifest places {item.path!r} outside of its file")
         if not len(item.shape) == len(item.start) == len(item.extent):
             raise Damaged(f"the manifest gives {item.path!r} boxes of different dimensions")

@@ -1,4 +1,4 @@
-"""The bytes of a tensor, where they are."""
+"""Access to the bytes of a tensor in place."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from chaoskit.errors import BadInput
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor, as a row of bytes."""
-    row = tensor.as_strided(
-        (tensor.numel(),), (1,)
-    )  # reshape keeps the odd stride of a single element
+    """Return the memory of a contiguous tensor, as a row of bytes."""
+    # reshape keeps the odd stride of a single element
+    row = tensor.as_strided((tensor.numel(),), (1,))
     return row.view(torch.uint8)
 
 
 def tensor_bytes(tensor: Tensor, path: str) -> memoryview:
-    """The bytes of a tensor, in order; a copy only where they lie elsewhere or in another order.
+    """Return the bytes of a tensor, in order. They are copied only from a device or another order.
+
+    Args:
+        path: name of the tensor for the user.
 
     Raises:
-        BadInput: if there are none, as in a sparse tensor. ``path`` is the name it has for the user.
+        BadInput: if the tensor has no dense bytes, such as a sparse one.
     """
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise BadInput(

@@ -1,4 +1,7 @@
-"""Copies from CUDA tensors into a slot: on a stream of their own, into memory that the device can write by itself."""
+"""Copy CUDA tensors into a slot, on a side stream, into memory that the device can write.
+
+-> ``memory/copying.py``: copies CPU tensors, and digests the copies of both.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,17 @@ _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 class DeviceCopies:
-    """The copies of one snapshot, under way on the side stream of each device."""
+    """The copies of one snapshot, under way on the side stream of each device.
+
+    Args:
+        events: device and event that is recorded behind the copies on it.
+        largest_values: largest absolute value of the checked tensors of each device.
+    """
 
     def __init__(
-        self, events: list[tuple[torch.device, torch.cuda.Event]], extremes: list[Tensor]
+        self, events: list[tuple[torch.device, torch.cuda.Event]], largest_values: list[Tensor]
     ) -> None:
-        self._events, self._extremes = events, extremes
+        self._events, self._largest_values = events, largest_values
 
     @classmethod
     def start(
@@ -34,68 +42,85 @@ class DeviceCopies:
         *,
         check_finite: bool = False,
     ) -> DeviceCopies | None:
-        """Enqueue them behind what the current streams do; None if no tensor is on a CUDA device.
+        """Enqueue the copies behind the work of the current streams, and return a handle to them.
+
+        Return None if there are no CUDA tensors.
 
         Args:
-            check_finite: look for NaN and infinity on the device, too, which is a few kernels for all tensors.
+            check_finite: check for NaN and infinity on the device, which takes a few kernels in
+                all.
         """
         if not any(held.tensor.is_cuda for held in tensors):
             return None
-        copied = [
+        pairs = [
             (held.tensor, target)
             for held, target in zip(tensors, _targets(slots, image), strict=True)
             if held.tensor.is_cuda and held.tensor.numel()
         ]
         _pin(image)
-        events, extremes = [], []
-        for device in {source.device for source, _ in copied}:
+        events, largest_values = [], []
+        for device in {source.device for source, _ in pairs}:
             stream = _stream(device)
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream), torch.no_grad():
-                here = [(source, target) for source, target in copied if source.device == device]
-                for source, target in here:
+                on_device = [
+                    (source, target) for source, target in pairs if source.device == device
+                ]
+                for source, target in on_device:
                     target.copy_(source, non_blocking=True)
                 if check_finite and (
-                    looked_at := [source for source, _ in here if source.dtype in SUMMABLE]
+                    checked := [source for source, _ in on_device if source.dtype in SUMMABLE]
                 ):
-                    extremes.append(largest(looked_at).to("cpu", non_blocking=True))
+                    largest_values.append(largest(checked).to("cpu", non_blocking=True))
             events.append((device, stream.record_event()))
-        return cls(events, extremes)
+        return cls(events, largest_values)
 
     def hold_back(self) -> None:
-        """Let the current streams change the tensors only after the copies; the host goes on."""
+        """Make the current streams wait for the copies before they change the tensors.
+
+        The host does not wait.
+        """
         for device, event in self._events:
             torch.cuda.current_stream(device).wait_event(event)
 
     def arrive(self) -> bool:
-        """Return when everything has arrived: whether it was found to be finite. False where that was not asked."""
+        """Wait for all copies. Return True if the device has checked tensors and all are finite.
+
+        False also means that nothing was checked.
+        """
         for _, event in self._events:
             event.synchronize()
-        return bool(self._extremes) and all(math.isfinite(float(each)) for each in self._extremes)
+        return bool(self._largest_values) and all(
+            math.isfinite(float(largest_value)) for largest_value in self._largest_values
+        )
 
 
-_known_targets: weakref.WeakKeyDictionary[
+_cached_targets: weakref.WeakKeyDictionary[
     ArenaImage, tuple[object, Sequence[Slot], list[Tensor]]
 ] = weakref.WeakKeyDictionary()
 
 
 def _targets(slots: Sequence[Slot], image: ArenaImage) -> list[Tensor]:
-    """The place of each tensor; made once for each layout of each image, as it takes longer than to begin a copy."""
-    known = _known_targets.get(image)
-    if known is not None and known[0] is image.map and known[1] is slots:
-        return known[2]
+    """Return the place of each tensor in the slot, as a tensor.
+
+    The result is cached for each layout of each image: making it takes longer than to begin a copy.
+    """
+    cached = _cached_targets.get(image)
+    if cached is not None and cached[0] is image.map and cached[1] is slots:
+        return cached[2]
     targets = [image.tensor(slot) for slot in slots]
-    _known_targets[image] = (image.map, slots, targets)
+    _cached_targets[image] = (image.map, slots, targets)
     return targets
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the side stream of a device."""
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)
     return _streams[device]
 
 
-# -- memory that the device can write ---------------------------------------------------------------------------------
+# -- memory that the device can write --------------------------------------------------------------
 
 _registered: weakref.WeakKeyDictionary[ArenaImage, weakref.finalize[[object, int], ArenaImage]] = (
     weakref.WeakKeyDictionary()
@@ -103,16 +128,17 @@ _registered: weakref.WeakKeyDictionary[ArenaImage, weakref.finalize[[object, int
 
 
 def _pin(image: ArenaImage) -> None:
-    """Register the data of ``image`` with CUDA. Where that fails, copies go through the driver's own buffers.
+    """Register the data of ``image`` with CUDA.
 
-    The registration keeps the mapping, which is unmapped after it has ended, and never before: the next mapping may get
-    the same addresses, and CUDA would still write to the pages that were there.
+    If that fails, copies go through the driver's buffers. The registration keeps the mapping alive,
+    so the memory is unmapped only after the registration has ended. Otherwise the next mapping
+    might get the same addresses while CUDA still writes to the old pages.
     """
-    known = _registered.get(image)
-    if known is not None:
-        if (kept := known.peek()) is not None and kept[2][0] is image.map:
+    finalizer = _registered.get(image)
+    if finalizer is not None:
+        if (registered := finalizer.peek()) is not None and registered[2][0] is image.map:
             return
-        known()  # the image has grown, and is mapped elsewhere
+        finalizer()  # the image has grown, and is mapped elsewhere
     _forget_error(torch.cuda.cudart().cudaHostRegister(image.address, image.capacity_bytes, 0))
     end = weakref.finalize(image, _unregister, image.map, image.address)
     end.atexit = False  # the end of the process ends all registrations
@@ -120,12 +146,15 @@ def _pin(image: ArenaImage) -> None:
 
 
 def _unregister(mapping: object, address: int) -> None:
-    """``mapping`` is held until here."""
+    """End a registration. The argument ``mapping`` keeps the memory mapped until here."""
     _forget_error(torch.cuda.cudart().cudaHostUnregister(address))
 
 
 def _forget_error(status: object) -> None:
-    """CUDA reports an error once more at the next launch of a kernel, which would be one of the user's."""
+    """Clear a failed status of CUDA.
+
+    CUDA reports an error again at the next launch of a kernel, which would be one of the user's.
+    """
     if status != torch.cuda.cudart().cudaError.success:
         with suppress(RuntimeError):
             torch.zeros(1, device="cuda")

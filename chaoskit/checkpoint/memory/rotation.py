@@ -1,7 +1,9 @@
-"""The rule by which slots rotate: which one is written next, and whose content counts. Without memory and locks.
+"""Rules of slot rotation as pure functions: the slot to write next, and the slots that count.
 
-:class:`chaoskit.checkpoint.memory.slots.Slots` applies it to shared memory, and the simulated nodes of the tests to
-numbers.
+The simulated nodes of the tests apply them to numbers.
+
+-> ``memory/slots.py``: applies them to shared memory.
+-> ``runtime/state/copies.py``: which step is protected.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ from typing import NamedTuple
 
 
 class Content(NamedTuple):
-    """What a slot holds; zeros where it holds nothing.
+    """The content of a slot; all fields are zero if the slot is empty.
 
     Attributes:
-        step, generation: as in a seal.
-        complete: it is sealed, and can be restored from.
-        taken: it is being written.
+        step: step of the copy, as in its seal.
+        generation: generation of the copy, as in its seal.
+        complete: the copy is sealed and can be restored.
+        taken: a writer holds the slot.
     """
 
     step: int = 0
@@ -31,19 +34,31 @@ class Content(NamedTuple):
 
 
 def protected_slot(slots: Sequence[Content], protected_step: int) -> int | None:
-    """The slot that is not overwritten: with the protected step, or with the newest where no slot has that."""
+    """Return the index of the slot that must not be overwritten, or None if there is none.
+
+    Complete slots that no writer holds are compared. The result is the newest of them with the
+    protected step, or the newest of all if none has that step.
+    """
     usable = [index for index, slot in enumerate(slots) if slot.complete and not slot.taken]
     protected = [index for index in usable if slots[index].step == protected_step]
     return max(protected or usable, key=lambda index: slots[index].recency, default=None)
 
 
 def write_order(slots: Sequence[Content], protected_step: int) -> list[int]:
-    """The slots that may be overwritten, the one that is needed least first: what is not complete, then the oldest."""
-    keep = protected_slot(slots, protected_step)
-    free = [index for index, slot in enumerate(slots) if index != keep and not slot.taken]
+    """Return the indices of the slots that may be overwritten: the incomplete, then the oldest.
+
+    A slot that a writer holds is not among them.
+    """
+    protected_index = protected_slot(slots, protected_step)
+    free = [
+        index for index, slot in enumerate(slots) if index != protected_index and not slot.taken
+    ]
     return sorted(free, key=lambda index: (slots[index].complete, slots[index].recency))
 
 
 def undone(slots: Sequence[Content], step: int) -> list[int]:
-    """The slots that count no more where training goes back to ``step``: what was committed later never happened."""
+    """Return the indices of the slots that become invalid when training goes back to ``step``.
+
+    A slot that a writer holds is not among them.
+    """
     return [index for index, slot in enumerate(slots) if slot.step > step and not slot.taken]

@@ -1,9 +1,13 @@
-"""Slots: the reused pieces of shared memory that snapshots are written to, locked while they are written or read.
+"""Slots: reused pieces of shared memory for snapshots, locked while they are written or read.
 
-A slot is an :class:`ArenaImage` whose header bears its seal, so another process that maps it can read and trust it when
-its writer is gone. Its writer locks it exclusively, whoever reads it shares a lock: these are locks of open files
-(``flock``), which the kernel drops with their process. So a copy on its way to a peer is not overwritten, and a reader
-that dies blocks nobody.
+A slot is an :class:`ArenaImage` whose header holds the seal of its copy. Another process that maps
+the slot can therefore verify and read it after the writer is gone. A writer locks a slot
+exclusively; readers share a lock. These are locks of open files (``flock``), which the kernel drops
+when their process ends. A copy on its way to a peer is never overwritten, and a reader that dies
+blocks no writer.
+
+-> ``memory/rotation.py``: which slot is written next. ``memory/stored.py``: reads of a slot.
+-> ``memory/snapshotter.py`` writes a worker's own slots; ``peer/server.py`` those of other nodes.
 """
 
 from __future__ import annotations
@@ -19,15 +23,18 @@ from chaoskit.errors import ChaoskitError
 
 
 class Busy(ChaoskitError):
-    """No slot may be overwritten now: what is in them is protected, being read, or not complete yet."""
+    """No slot may be overwritten now: each is protected, being read, or being written."""
 
 
 class Slots:
-    """``count`` slots of equal capacity, in unnamed memory, which lasts as long as a process has it open.
+    """``count`` slots of equal capacity, in unnamed memory that lives while a process has it open.
 
-    Which one is written next says :mod:`chaoskit.checkpoint.memory.rotation`: never the one with the protected step;
-    where none is protected, or no slot holds that step, never the newest complete one. Of the others the oldest. With
-    two slots there is one choice at most.
+    :mod:`chaoskit.checkpoint.memory.rotation` chooses the slot that is written next. The slot with
+    the protected step is never chosen. If no slot holds that step, the newest complete slot is
+    kept. Of the others, an incomplete slot is chosen, or else the oldest.
+
+    Args:
+        count: number of slots.
     """
 
     def __init__(self, count: int = 2) -> None:
@@ -38,43 +45,48 @@ class Slots:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of each; 0 before all of them have memory."""
+        """The capacity of each slot in bytes, or 0 until all slots are allocated."""
         if len(self._images) < self._count:
             return 0
         return min(image.capacity_bytes for image in self._images)
 
     @property
     def size_bytes(self) -> int:
-        """Memory that is taken, in all slots together."""
+        """The memory that all slots take together, in bytes."""
         return sum(image.capacity_bytes for image in self._images)
 
     def complete(self) -> list[tuple[str, Seal]]:
-        """Paths and seals of the complete copies, the newest first. Looks without a lock."""
-        found = [
+        """Return paths and seals of the complete copies, the newest first. Takes no lock."""
+        copies = [
             (path, Seal(image.step, image.generation, image.size_bytes, image.checksum))
             for path, image in zip(self.paths, self._images, strict=True)
         ]
         return sorted(
-            (each for each in found if each[1].checksum),
-            key=lambda each: each[1].recency,
+            (copy for copy in copies if copy[1].checksum),
+            key=lambda copy: copy[1].recency,
             reverse=True,
         )
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors of the slots. Others open them as ``/proc/PID/fd/N``; they stay the same when slots grow."""
+        """File descriptors of the slots. Other processes open them as ``/proc/PID/fd/N``.
+
+        Descriptors stay the same when slots grow.
+        """
         return tuple(image.fd for image in self._images)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Where processes of this host can open the slots."""
+        """Paths at which processes of this host can open the slots."""
         return tuple(f"/proc/{os.getpid()}/fd/{fd}" for fd in self.fds)
 
     def reserve(self, size_bytes: int) -> None:
-        """Make room for so much data in each slot, every page of it touched. Takes about a second for each GB.
+        """Make room for ``size_bytes`` of data in each slot, and touch every page.
+
+        Call this before the first :meth:`take`. Slots never shrink. Takes about 1 s per GB.
 
         Raises:
-            OSError: if there is no room. What the slots hold is kept.
+            OSError: if there is no room. The contents of the slots are kept.
         """
         while len(self._images) < self._count:
             self._images.append(ArenaImage(size_bytes))
@@ -85,10 +97,13 @@ class Slots:
                 image.touch()
 
     def take(self, protected_step: int = -1) -> ArenaImage:
-        """A slot to overwrite, locked until it is given back.
+        """Lock a slot for writing and return it; :meth:`give_back` unlocks it.
+
+        Args:
+            protected_step: step whose copy must be kept; -1 for none.
 
         Raises:
-            Busy: if there is none.
+            Busy: if no slot may be overwritten now, or none is reserved.
         """
         with self._lock:
             contents = self._contents()
@@ -97,37 +112,45 @@ class Slots:
                 if _lock(image.fd):
                     self._taken.add(image.fd)
                     return image
-            keep = protected_slot(contents, protected_step)
-        reasons = [_why_not(content, kept=index == keep) for index, content in enumerate(contents)]
+            protected_index = protected_slot(contents, protected_step)
+        reasons = [
+            _reason_kept(content, kept=index == protected_index)
+            for index, content in enumerate(contents)
+        ]
         raise Busy("no slot is free: " + ", ".join(reasons))
 
     def _contents(self) -> list[Content]:
+        """Return the content of each slot, in the order of the slots."""
         return [
             Content(image.step, image.generation, bool(image.checksum), image.fd in self._taken)
             for image in self._images
         ]
 
     def give_back(self, image: ArenaImage) -> None:
-        """It is complete, or will not be."""
+        """Unlock a slot, whether or not its copy was completed."""
         with self._lock:
             fcntl.flock(image.fd, fcntl.LOCK_UN)
             self._taken.discard(image.fd)
 
     def forget_after(self, step: int) -> None:
-        """Training went back to ``step``: what was committed later never happened."""
+        """Discard the copies of steps after ``step``, because training went back to it.
+
+        A slot that is being written is left alone.
+        """
         with self._lock:
             for index in undone(self._contents(), step):
-                self._images[index].spoil()
+                self._images[index].invalidate()
 
 
-def _why_not(content: Content, *, kept: bool) -> str:
-    """Why a slot is not overwritten now."""
+def _reason_kept(content: Content, *, kept: bool) -> str:
+    """Return the reason why a slot is not overwritten now."""
     if content.taken:
-        return "one is not complete yet"
+        return "a copy is being written"
     return f"step {content.step} must be kept" if kept else f"step {content.step} is being read"
 
 
 def _lock(fd: int) -> bool:
+    """Lock a file exclusively. Return False at once if another holder has a lock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,13 +1,16 @@
-"""Snapshots of a training state without a stall: copied between two optimizer steps, while the next one is computed.
+"""Take snapshots of a training state without a stall: they are copied during the next step.
 
     snapshotter = Snapshotter(Slots(), tensors, scalars)
     while training:
         loss.backward()
-        snapshotter.wait()        # the copy of the state before this step is complete: now it may change
+        snapshotter.wait()        # the state before this step is copied: now it may change
         optimizer.step()
         snapshotter.begin(step, generation)
 
-Whatever goes wrong with a copy costs that copy, never training; :meth:`Snapshotter.wait` says so.
+An error in a copy costs that copy and never stops training; :meth:`Snapshotter.wait` reports it.
+
+-> ``runtime/state/copies.py``: the worker calls this at each commit of a sharded job.
+-> ``daemon/piece_keeper.py``: keeps the slots after the worker's end, and sends them to peers.
 """
 
 from __future__ import annotations
@@ -25,25 +28,27 @@ from chaoskit.checkpoint.layout.arena import ArenaImage, Slot
 from chaoskit.checkpoint.layout.finite import Poisoned
 from chaoskit.checkpoint.layout.held import HeldTensor, lay_out
 from chaoskit.checkpoint.layout.seal import Checksum, Seal
-from chaoskit.checkpoint.memory.copying import Chunk, Copying, cut
+from chaoskit.checkpoint.memory.copying import Chunk, Copying, cut_into_chunks
 from chaoskit.checkpoint.memory.device import DeviceCopies
 from chaoskit.checkpoint.memory.slots import Busy, Slots
 from chaoskit.process.linux import reason_of, set_name
 
-_SKIPS_MAX = 64  # snapshots without another attempt to get memory
+_SKIPS_MAX = 64  # snapshots that are dropped before the next attempt to get memory
 
-#: Moments that ``probe`` is told of: of a snapshot that has begun, within its copy, before and after its seal.
+#: Moments at which ``probe`` is called: a snapshot has begun, within its copy, before and after its
+#: seal.
 BEGUN, CHUNK, COPIED, SEALED = "begun", "chunk", "copied", "sealed"
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """How a snapshot went, as far as training is concerned.
+class SnapshotCost:
+    """The outcome of a snapshot for the training thread.
 
     Args:
-        step: whose it is; -1 if none was begun.
-        stall_s: how long training stood still for it, in ``begin`` and ``wait`` together.
-        dropped: why there is none; "" if it is copied. Its seal follows, unless it is poisoned.
+        step: step of the snapshot; -1 if none was begun.
+        stall_s: time that training was stopped for it, in ``begin`` and ``wait`` together.
+        dropped: reason why there is no snapshot; "" if the state is copied. The seal follows,
+            unless the state is poisoned.
     """
 
     step: int
@@ -53,6 +58,8 @@ class Taken:
 
 @dataclass(slots=True)
 class _Layout:
+    """The tensors of the state, and their places in a slot."""
+
     tensors: list[HeldTensor]
     slots: list[Slot]
     size_bytes: int
@@ -61,27 +68,30 @@ class _Layout:
 
 
 class _Task:
-    """A snapshot under way."""
+    """A snapshot under way: its seal without checksum, its slot and its copies."""
 
     def __init__(
         self, seal: Seal, image: ArenaImage, copying: Copying, device: DeviceCopies | None
     ) -> None:
         self.seal, self.image, self.copying, self.device = seal, image, copying, device
-        self.settled = threading.Event()  # sealed, or never will be
+        self.settled = threading.Event()  # the snapshot is sealed or has failed
 
 
 class Snapshotter:
-    """Takes snapshots of one piece of the state. ``begin`` and ``wait`` belong to the training thread.
+    """Takes snapshots of one piece of the state.
+
+    ``begin`` and ``wait`` are for the training thread.
 
     Args:
-        slots: where they lie; nobody else may write there.
-        tensors: what is copied. Their values may change between ``wait`` and ``begin`` only; their shapes with
-            :meth:`rebind` only.
-        scalars: everything else, as bytes; called by ``begin``.
+        slots: slots to write to; only this snapshotter may write to them.
+        tensors: tensors to copy. Their values may change only between ``wait`` and ``begin``; their
+            shapes only with :meth:`rebind`.
+        scalars: returns the rest of the state as bytes; called by ``begin``.
         check_finite: never seal a state with NaN or infinity in it.
-        sealed: told each seal, on a thread of the snapshotter.
-        dropped: told step and reason of a snapshot that came to nothing, on either thread.
-        probe: told the moments named above, for tests that end the process there.
+        on_sealed: called with each seal, on a thread of the snapshotter.
+        on_dropped: called with step and reason of a failed snapshot, on either thread.
+        probe: called with :data:`BEGUN`, :data:`CHUNK`, :data:`COPIED` and :data:`SEALED` at these
+            moments, for tests that end the process there.
 
     Raises:
         BadInput: if the tensors cannot be copied.
@@ -94,20 +104,22 @@ class Snapshotter:
         scalars: Callable[[], bytes] = bytes,
         *,
         check_finite: bool = False,
-        sealed: Callable[[Seal], None] = lambda seal: None,
-        dropped: Callable[[int, str], None] = lambda step, reason: None,
+        on_sealed: Callable[[Seal], None] = lambda seal: None,
+        on_dropped: Callable[[int, str], None] = lambda step, reason: None,
         probe: Callable[[str], None] = lambda moment: None,
     ) -> None:
         self.slots = slots
         self._scalars, self._check_finite = scalars, check_finite
-        self._tell_sealed, self._tell_dropped, self._probe = sealed, dropped, probe
+        self._report_sealed, self._report_dropped, self._probe = on_sealed, on_dropped, probe
         self._protected = -1
         self._newest: Seal | None = None
-        self._current: _Task | None = None
-        self._last = threading.Event()  # set when the newest task is settled
-        self._last.set()
-        self._begun = Taken(-1, 0.0)
-        self._failures = self._skips = 0  # attempts to get memory, and snapshots until the next one
+        self._current_task: _Task | None = None
+        self._last_settled = threading.Event()  # set when the newest task is settled
+        self._last_settled.set()
+        self._begun_cost = SnapshotCost(-1, 0.0)
+        self._failures = self._skips_left = (
+            0  # attempts to get memory, and snapshots until the next one
+        )
         self._queue: SimpleQueue[_Task | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
         self.rebind(tensors)
@@ -115,99 +127,140 @@ class Snapshotter:
 
     @property
     def newest(self) -> Seal | None:
-        """Of the newest snapshot that this snapshotter has completed."""
+        """The seal of the last snapshot that this snapshotter has completed.
+
+        None before the first. It stays after :meth:`forget_after`.
+        """
         return self._newest
 
     @property
     def has_room(self) -> bool:
-        """Whether memory for the slots could be had. If not, it is tried again at ever fewer snapshots."""
+        """True if memory for the slots is allocated.
+
+        Otherwise each failure makes the next attempt rarer.
+        """
         return self.slots.capacity_bytes >= self._layout.size_bytes
 
     def rebind(self, tensors: Sequence[HeldTensor]) -> None:
-        """Copy these tensors from now on, and reserve memory for them: about a second for each new GB.
+        """Set the tensors that later snapshots copy, and reserve memory for them.
 
-        To be called where ``begin`` could be, when the optimizer has made its state or tensors were replaced.
+        Each new GB of memory takes about a second. Without enough memory, later snapshots are
+        dropped until there is some.
+
+        Call this where ``begin`` may be called: when the optimizer has made its state, or when
+        tensors were replaced.
 
         Raises:
-            BadInput: if they cannot be copied.
+            BadInput: if the tensors cannot be copied.
         """
         self._settle()
         slots, size_bytes = lay_out(tensors)
         index = msgspec.msgpack.encode(slots)
-        self._layout = _Layout(list(tensors), slots, size_bytes, index, cut(tensors, slots))
-        self._failures = self._skips = 0
+        self._layout = _Layout(
+            list(tensors), slots, size_bytes, index, cut_into_chunks(tensors, slots)
+        )
+        self._failures = self._skips_left = 0
         self._reserve()
 
-    def protected(self, step: int) -> None:
-        """Every piece of this step has its copies: the slot with it is not overwritten until a newer one has."""
+    def protect(self, step: int) -> None:
+        """Note that every piece of ``step`` has its copies.
+
+        The slot with this step is not overwritten until a newer step is protected.
+        """
         self._protected = step
 
     def forget_after(self, step: int) -> None:
-        """Training went back to ``step``: snapshots of later ones are of no use."""
+        """Discard snapshots of steps after ``step``, because training went back to it.
+
+        The snapshot under way is completed before.
+        """
         self._settle()
         self.slots.forget_after(step)
 
     def begin(self, step: int, generation: int = 0) -> None:
-        """Start to copy the state of ``step``. To be called right after the optimizer has run.
+        """Start to copy the state of ``step``. Call this right after the optimizer has run.
 
-        Returns at once, but where steps are shorter than a copy: then it waits for the checksum of the last one.
+        The call returns at once, unless steps are shorter than a copy: then it waits for the
+        checksum of the previous snapshot. No error is raised: the next :meth:`wait` returns the
+        reason of a failure, and ``on_dropped`` is called with it.
+
+        Args:
+            step: number of committed steps.
+            generation: generation that trained on the state.
         """
         self.wait()
         started_s = time.monotonic()
         reason = ""
         try:
-            self._current = self._start(step, generation)
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong with a copy, training goes on
+            self._current_task = self._start(step, generation)
+        except Exception as error:  # noqa: BLE001 - training goes on without this copy
             reason = str(error) if isinstance(error, Busy) else reason_of(error)
-            with suppress(Exception):  # of whoever is told
-                self._tell_dropped(step, reason)
-        self._begun = Taken(step, time.monotonic() - started_s, reason)
+            with suppress(Exception):  # an error of the callback must not stop training
+                self._report_dropped(step, reason)
+        self._begun_cost = SnapshotCost(step, time.monotonic() - started_s, reason)
 
-    def wait(self) -> Taken:
-        """Return when the state may change. To be called right before the optimizer runs."""
-        taken, self._begun = self._begun, Taken(-1, 0.0)
-        task, self._current = self._current, None
+    def wait(self) -> SnapshotCost:
+        """Wait until the state may change. Call this right before the optimizer runs.
+
+        The wait is for the copy only, not for its checksum and seal. Return the cost of the
+        snapshot that was begun since the last call; its step is -1 if none was begun.
+        """
+        cost, self._begun_cost = self._begun_cost, SnapshotCost(-1, 0.0)
+        task, self._current_task = self._current_task, None
         if task is None:
-            return taken
+            return cost
         started_s = time.monotonic()
         task.copying.finish_copy()
         if task.device is not None:
             task.device.hold_back()
-        stall_s = taken.stall_s + time.monotonic() - started_s
+        stall_s = cost.stall_s + time.monotonic() - started_s
         error = task.copying.error
-        return Taken(taken.step, stall_s, reason_of(error) if error else "")
+        return SnapshotCost(cost.step, stall_s, reason_of(error) if error else "")
 
     def settle(self) -> Seal | None:
-        """Complete what is under way, its checksum, too. Returns the seal of the newest snapshot."""
+        """Wait until the snapshot under way is sealed or has failed.
+
+        Return the seal of the newest snapshot that succeeded; None if there is none.
+        """
         self._settle()
         return self._newest
 
     def close(self) -> None:
-        """Complete what is under way. What the slots hold stays there."""
+        """Complete the snapshot under way and end the thread.
+
+        The contents of the slots are kept.
+        """
         self.wait()
         self._queue.put(None)
         self._thread.join()
 
-    # -- the training thread ---------------------------------------------------------------------------------------
+    # -- the training thread -----------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Complete the copy that is under way, and its checksum."""
-        if self._current is not None:
-            self._current.copying.finish_copy()
-        self._last.wait()
+        """Wait until the snapshot under way is sealed or has failed."""
+        if self._current_task is not None:
+            self._current_task.copying.finish_copy()
+        self._last_settled.wait()
 
     def _reserve(self) -> None:
+        """Try to get memory for the slots. After a failure, skip ever more snapshots."""
         try:
             self.slots.reserve(self._layout.size_bytes)
             self._failures = 0
         except (OSError, MemoryError):
             self._failures += 1
-            self._skips = min(_SKIPS_MAX, 2**self._failures - 2)
+            self._skips_left = min(_SKIPS_MAX, 2**self._failures - 2)
 
     def _start(self, step: int, generation: int) -> _Task:
+        """Take a slot, hand a snapshot to the copying thread, and return the snapshot.
+
+        Raises:
+            MemoryError: if there is no memory for the slots.
+            Busy: if no slot may be overwritten.
+        """
         if not self.has_room:
-            if self._skips:
-                self._skips -= 1
+            if self._skips_left:
+                self._skips_left -= 1
             else:
                 self._reserve()
             if not self.has_room:
@@ -233,28 +286,38 @@ class Snapshotter:
             self.slots.give_back(image)
             raise
         task = _Task(Seal(step, generation, layout.size_bytes, ""), image, copying, device)
-        self._last = task.settled
+        self._last_settled = task.settled
         self._queue.put(task)
         return task
 
     def _take(self) -> ArenaImage:
+        """Lock a slot and return it, waiting for the checksum of the last snapshot if need be.
+
+        Raise Busy if no slot may be overwritten after that either.
+        """
         try:
             return self.slots.take(self._protected)
         except Busy:
-            if self._last.is_set():
+            if self._last_settled.is_set():
                 raise
-            self._last.wait()  # only its checksum is missing, or the next step would have been slower
+            # the last snapshot is copied, and only its checksum is missing
+            self._last_settled.wait()
             return self.slots.take(self._protected)
 
-    # -- the other thread ------------------------------------------------------------------------------------------
+    # -- the copying thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Copy and seal queued snapshots until :meth:`close`."""
         set_name("ck-snapshots")
         while (task := self._queue.get()) is not None:
             self._complete(task)
             del task  # an idle thread must not keep tensors
 
     def _complete(self, task: _Task) -> None:
+        """Copy and seal a snapshot, and give back its slot in any case.
+
+        Then call ``on_sealed`` with its seal, or ``on_dropped`` with the reason of a failure.
+        """
         seal, reason = task.seal, ""
         try:
             checksum = task.copying.run(lambda number: self._probe(CHUNK))
@@ -270,8 +333,8 @@ class Snapshotter:
             self.slots.give_back(task.image)
             task.settled.set()
         self._probe(SEALED)
-        with suppress(Exception):  # of whoever is told
+        with suppress(Exception):  # an error of a callback must not end this thread
             if reason:
-                self._tell_dropped(seal.step, reason)
+                self._report_dropped(seal.step, reason)
             else:
-                self._tell_sealed(seal)
+                self._report_sealed(seal)

@@ -1,8 +1,11 @@
-"""The memory tier: sealed copies of the training state in shared memory that outlives the worker.
+"""Memory tier: sealed copies of the training state in shared memory that outlives the worker.
 
-Two slots, reused: while one is written the other holds the newest complete copy, so there is one at every moment after
-the first. A slot is laid out like an arena, and is read in the same way. What other tiers must offer as well is
-:class:`Tier`.
+Two slots are reused: while one is written, the other holds the newest complete copy. There is thus
+always a complete copy after the first. A slot is laid out and read like an arena.
+:class:`Tier` is the interface of all such tiers.
+
+-> ``daemon/replica_keeper.py``: copies a replicated state into it. ``daemon/copy_budget.py``: when.
+-> ``memory/snapshotter.py``: copies of a sharded state, which a worker makes itself.
 """
 
 from __future__ import annotations
@@ -16,32 +19,38 @@ from chaoskit.checkpoint.layout.seal import CHUNK_BYTES, Checksum, Seal, Torn
 
 
 class Copy(NamedTuple):
-    """A sealed state and where it can be read."""
+    """A sealed state and a view of its memory."""
 
     seal: Seal
     view: ArenaView
 
 
 class Tier(Protocol):
-    """A place where copies are kept. A copy is complete or invisible; only the newest few are kept."""
+    """The interface of a place that makes and keeps sealed copies of a state.
+
+    A copy is complete or invisible; only the newest few are kept.
+    """
 
     name: str
 
     def save(self, source: ArenaView) -> Seal:
-        """Copy the state that ``source`` holds, and seal the copy. Until then nothing of it can be seen.
+        """Copy the state that ``source`` holds, seal the copy, and return the seal.
+
+        The copy is invisible until it is sealed. The newest earlier copy is untouched by an error.
 
         Raises:
-            Poisoned: if there is NaN in it. The copies from before are untouched.
-            Torn: if the state changed while it was copied. The copies from before are untouched.
-            MemoryError, OSError: if there is no room. The same holds.
+            Poisoned: if there is NaN in the state.
+            Torn: if the state changed while it was copied.
+            MemoryError, OSError: if there is no room.
+            ChaoskitError: if the index of the state is damaged or too large.
         """
 
     def copies(self) -> list[Copy]:
-        """What can be restored, the newest first."""
+        """Return the copies that can be restored, the newest first."""
 
 
 class MemoryTier:
-    """Two slots in this process's shared memory. One thread saves; others may read what is offered.
+    """A memory tier in two slots of this process. One thread saves; others may read the copies.
 
     Args:
         at: called at each of :data:`~chaoskit.checkpoint.layout.boundaries.MEMORY`.
@@ -55,16 +64,18 @@ class MemoryTier:
         self._newest: Copy | None = None
 
     def reserve(self, source: ArenaView) -> None:
-        """Make room for the state of ``source`` ahead of time, so that no copy waits for fresh pages.
+        """Make room for the state of ``source``, so that no copy waits for fresh pages.
+
+        Slots that exist are left as they are; :meth:`save` replaces one that is too small.
 
         Raises:
-            MemoryError, OSError: if there is none.
+            MemoryError, OSError: if there is no room.
         """
         while len(self._slots) < 2:
             self._slots.append(_touched(source))
 
     def save(self, source: ArenaView) -> Seal:
-        """See :class:`Tier`."""
+        """Copy and seal a state, and return the seal; see :meth:`Tier.save`."""
         self.reserve(source)
         number = next(
             n
@@ -80,12 +91,12 @@ class MemoryTier:
         return sealed
 
     def copies(self) -> list[Copy]:
-        """See :class:`Tier`. One at most: the other slot is the next to be overwritten."""
+        """Return at most one copy, because the other slot is the next to be overwritten."""
         return [self._newest] if self._newest is not None else []
 
 
 def _touched(source: ArenaView) -> ArenaImage:
-    """An image with room for ``source``, every page of which is mapped: its first copy is as fast as any other."""
+    """Return an image with room for ``source``. Its pages are mapped, for a fast first copy."""
     image, done = ArenaImage(source.size_bytes), 0
     while done < source.size_bytes:
         start = DATA_OFFSET + done
@@ -96,6 +107,10 @@ def _touched(source: ArenaView) -> ArenaImage:
 
 
 def _copy(source: ArenaView, target: ArenaImage, at: Hook) -> Seal:
+    """Copy the state of ``source`` to ``target`` and return its seal.
+
+    Raise Torn or Poisoned, as :meth:`Tier.save` does; ``target`` is incomplete then.
+    """
     sequence = source.sequence
     if sequence % 2:
         raise Torn(f"the update after step {source.step} is under way")
@@ -112,12 +127,11 @@ def _copy(source: ArenaView, target: ArenaImage, at: Hook) -> Seal:
         at("chunk")
         watch.look(done, chunk[:count])
         done += count
-        if (
-            source.sequence != sequence
-        ):  # now and not at the end: the writer may be waiting for this copy to be over
-            raise Torn(f"step {step} was left before its copy was complete")
+        # checked for each chunk: the writer may wait for the end of this copy
+        if source.sequence != sequence:
+            raise Torn(f"step {step} was changed before its copy was complete")
     if source.sequence != sequence:
-        raise Torn(f"step {step} was left before its copy was complete")
+        raise Torn(f"step {step} was changed before its copy was complete")
     at("copied")
     target.end()
     return Seal(step, generation, size_bytes, digest.hexdigest())

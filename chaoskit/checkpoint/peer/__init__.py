@@ -1,1 +1,1 @@
-"""Copies of a training state on other nodes: where they are placed, and how they are sent, verified and read back."""
+"""Copies of a training state on other nodes: placement, transfer and verification."""

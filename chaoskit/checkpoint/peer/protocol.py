@@ -1,13 +1,16 @@
-"""How nodes hand copies to each other: messages, and frames for them, on an authenticated connection.
+"""Messages with which nodes copy pieces to each other, on an authenticated connection.
 
 owner                               partner
 Offer                          ->
-                               <-   Go, or Stored (it read the slot itself), or Declined
+                               <-   Go, or PeerStored (it read the slot itself), or Declined
 index, scalars, data           ->
-                               <-   Stored, or Declined
+                               <-   PeerStored, or Declined
 
 Ask                            ->
-                               <-   Holding
+                               <-   PeerHolding
+
+-> ``peer/sender.py``: the owner's end. ``peer/server.py``: the partner's end.
+-> ``runtime/state/peer.py``: a copy is read back over another connection.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from chaoskit.checkpoint.layout.seal import Seal
 from chaoskit.errors import Refused
 from chaoskit.wire import frames
 
-#: A peer that is silent for so long is given up.
+#: The connection to a peer that is silent for so long is closed.
 SILENT_S = 10.0
 #: Data is sent in pieces of this size.
 SEND_BYTES = 2**20
@@ -32,7 +35,7 @@ _INDEX_BYTES_MAX = 2**25
 
 
 class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the copy server of a node listens. ``host_id`` tells whether shared memory will do."""
+    """The address of a node's copy server. ``host_id`` shows whether shared memory can be used."""
 
     node: str
     host_id: str
@@ -41,7 +44,7 @@ class PeerAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SlotPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A slot that a process of ``host_id`` has open."""
+    """The place of a slot: descriptor ``fd`` of process ``pid`` on the host ``host_id``."""
 
     host_id: str
     pid: int
@@ -49,22 +52,29 @@ class SlotPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def at(cls, path: str, host_id: str) -> SlotPlace:
-        """Of ``/proc/PID/fd/N``."""
+        """Return the place of a slot with the path ``/proc/PID/fd/N``.
+
+        Raise ValueError for a path of another form.
+        """
         pid, fd = path.removeprefix("/proc/").split("/fd/")
         return cls(host_id, int(pid), int(fd))
 
     @property
     def path(self) -> str:
+        """The path of the slot on its host."""
         return f"/proc/{self.pid}/fd/{self.fd}"
 
 
 class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """A sealed copy of ``piece``.
+    """The offer of a sealed copy of ``piece``.
 
     Args:
-        index_bytes, scalars_bytes: how long these are.
-        protected: the newest step of which every piece has its copies, as far as the owner knows.
-        place: where it can be read; None if it is to be sent.
+        piece: name of the piece.
+        seal: seal of the copy.
+        index_bytes, scalars_bytes: lengths of index and scalars.
+        protected: the newest step of which every piece has its copies, as far as the owner knows;
+            -1 if it knows of none.
+        place: slot from which the copy can be read; None if it must be sent.
     """
 
     piece: str
@@ -76,79 +86,84 @@ class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Go(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Send it."""
+    """The request to send the offered copy."""
 
 
-class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """It is complete here, and has the checksum of ``seal``."""
+class PeerStored(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """The answer that the copy is stored and has the checksum of ``seal``."""
 
     seal: Seal
 
 
 class Declined(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """It is not here, and why."""
+    """The answer that the copy is not stored, with the reason."""
 
     reason: str
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """What do you have? ``piece``: of this one only; "" for all."""
+    """The question for the copies that a node keeps; ``piece`` is "" for all pieces."""
 
     piece: str = ""
 
 
-class Copy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A complete copy at a peer."""
+class PeerCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A complete copy that a node keeps, and the slot in which it lies."""
 
     piece: str
     seal: Seal
     place: SlotPlace
 
 
-class Holding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Complete copies, the newest of each piece first."""
+class PeerHolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """The complete copies of a node, the newest of each piece first."""
 
-    copies: tuple[Copy, ...]
+    copies: tuple[PeerCopy, ...]
 
 
-Message = Offer | Go | Stored | Declined | Ask | Holding
+Message = Offer | Go | PeerStored | Declined | Ask | PeerHolding
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def send(connection: socket.socket, message: Message) -> None:
-    """One frame."""
+    """Send a message as one frame. Raise OSError if the connection fails."""
     body = msgspec.msgpack.encode(message)
     connection.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def receive(connection: socket.socket) -> Message:
-    """The next frame.
+    """Receive and return the next message.
 
     Raises:
-        ConnectionError: at the end of the stream. Refused: if it is not one of these messages.
+        ConnectionError: at the end of the stream.
+        OSError: if the connection fails in another way, such as by its time limit.
+        Refused: if the frame is too long, is none of these messages, or offers an invalid size.
     """
     (length,) = _LENGTH.unpack(frames.receive_exactly(connection, _LENGTH.size))
     if length > _FRAME_BYTES_MAX:
-        raise Refused(f"frame of {length} bytes, more than {_FRAME_BYTES_MAX}")
+        raise Refused(f"a frame of {length} bytes exceeds the limit of {_FRAME_BYTES_MAX}")
     try:
         message = _decoder.decode(frames.receive_exactly(connection, length))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise Refused(f"not a message about copies: {error}") from None
+        raise Refused(f"a frame holds no message about copies: {error}") from None
     if isinstance(message, Offer) and not (
         0 <= message.index_bytes <= _INDEX_BYTES_MAX
         and 0 <= message.scalars_bytes <= _INDEX_BYTES_MAX
         and message.seal.size_bytes >= 0
     ):
-        raise Refused("a copy of impossible size was offered")
+        raise Refused("an offered copy has an invalid size")
     return message
 
 
 def receive_into(connection: socket.socket, pieces: Sequence[memoryview]) -> None:
-    """Fill ``pieces`` from the stream. Raises ConnectionError at its end."""
+    """Fill ``pieces``, one after the other, from the stream.
+
+    Raise ConnectionError at its end, and OSError if the connection fails in another way.
+    """
     for piece in pieces:
         filled = 0
         while filled < len(piece):
             count = connection.recv_into(piece[filled:])
             if not count:
-                raise ConnectionError("connection closed in the middle of a copy")
+                raise ConnectionError("the connection was closed in the middle of a copy")
             filled += count

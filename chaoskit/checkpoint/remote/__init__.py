@@ -1,1 +1,1 @@
-"""The remote tier: snapshots on object stores, and on any file system that fsspec knows."""
+"""Remote tier: snapshots on object stores, and on any file system that fsspec supports."""

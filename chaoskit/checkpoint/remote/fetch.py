@@ -1,4 +1,7 @@
-"""Ranged reads from a remote store into memory that is there already, each chunk verified before any of it is used."""
+"""Ranged reads from a remote store into given memory. Each chunk is verified before it is used.
+
+-> ``remote/tier.py``: what follows from damage. ``disk/reading.py``: the same for files on a disk.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from chaoskit.checkpoint.remote.source import check_chunk
 from chaoskit.checkpoint.remote.store import Store
 
 
-class Chunk(NamedTuple):
-    """A chunk of a file that is to be read, and the memory that parts of it belong in."""
+class FetchedChunk(NamedTuple):
+    """A chunk of a file that is to be read, and the memory to fill with parts of it."""
 
     entry: FileEntry
     number: int
@@ -21,35 +24,42 @@ class Chunk(NamedTuple):
 
     @property
     def offset(self) -> int:
+        """The offset of the first byte in the file."""
         return self.number * FILE_CHUNK_BYTES
 
     @property
     def size_bytes(self) -> int:
+        """The size of the chunk."""
         return min(FILE_CHUNK_BYTES, self.entry.size_bytes - self.offset)
 
     def place(self, data: bytes | memoryview) -> None:
-        """Copy what is wanted of the chunk's bytes to where it belongs."""
+        """Copy the requested parts of ``data``, which is the whole chunk, into the segments."""
         view = memoryview(data)
         for segment in self.segments:
             first = segment.offset - self.offset
             segment.memory[:] = view[first : first + len(segment.memory)]
 
 
-def chunks(wanted: Sequence[tuple[FileEntry, Sequence[Segment]]]) -> Iterator[Chunk]:
-    """What must be read so that all segments can be filled: each chunk once."""
-    for entry, segments in wanted:
+def chunks(requests: Sequence[tuple[FileEntry, Sequence[Segment]]]) -> Iterator[FetchedChunk]:
+    """Yield each chunk that must be read to fill all segments, once."""
+    for entry, segments in requests:
         for number, parts in by_chunk(segments):
-            yield Chunk(entry, number, parts)
+            yield FetchedChunk(entry, number, parts)
 
 
 def read_chunk(store: Store, directory: str, entry: FileEntry, number: int) -> bytes:
-    """A chunk of a stored file, verified.
+    """Return a verified chunk of a stored file.
 
-    A chunk with a wrong digest is asked for once more: bytes can also be damaged on their way.
+    A chunk with a wrong digest is read once more, because bytes can also be damaged in transit.
+
+    Args:
+        directory: name of the snapshot in the store.
+        entry: the file, as the manifest describes it.
+        number: number of the chunk, from 0 on.
 
     Raises:
-        Damaged: if the file is missing, too short or not what was written.
-        RemoteRefused, RemoteUnavailable: as :class:`Store`.
+        Damaged: if the file is missing, too short or was changed.
+        RemoteRefused, RemoteUnavailable: see :class:`Store`.
     """
     for _ in range(2):
         try:
@@ -67,18 +77,20 @@ def read_chunk(store: Store, directory: str, entry: FileEntry, number: int) -> b
 
 
 def fill(
-    store: Store, directory: str, wanted: Sequence[tuple[FileEntry, Sequence[Segment]]]
+    store: Store, directory: str, requests: Sequence[tuple[FileEntry, Sequence[Segment]]]
 ) -> None:
-    """Fill the memory of all segments, which may not overlap in one file. After an error it holds anything.
+    """Fill the memory of all segments, which must not overlap in one file.
+
+    The memory holds garbage after an error.
 
     Raises:
-        Damaged, RemoteRefused, RemoteUnavailable: as :func:`read_chunk`.
+        Damaged, RemoteRefused, RemoteUnavailable: see :func:`read_chunk`.
     """
 
-    def read(chunk: Chunk) -> None:
+    def read(chunk: FetchedChunk) -> None:
         chunk.place(read_chunk(store, directory, chunk.entry, chunk.number))
 
-    for _ in store.each(read, list(chunks(wanted))):
+    for _ in store.each(read, list(chunks(requests))):
         pass
 
 
@@ -86,22 +98,24 @@ def verify(store: Store, directory: str, entries: Sequence[FileEntry]) -> None:
     """Read whole files, and compare all digests: as much traffic as a restore of all of them.
 
     Raises:
-        Damaged, RemoteRefused, RemoteUnavailable: as :func:`read_chunk`.
+        Damaged, RemoteRefused, RemoteUnavailable: see :func:`read_chunk`.
     """
 
     def check(entry: FileEntry, number: int) -> None:
-        read_chunk(
-            store, directory, entry, number
-        )  # gives nothing on: what was given would be kept until the end
+        # not returned, as results are kept until the end
+        read_chunk(store, directory, entry, number)
 
     _each_chunk(store, check, entries)
 
 
 def download(store: Store, directory: str, entries: Sequence[FileEntry], target: Path) -> None:
-    """Copy whole files into a local directory. After an error it holds anything.
+    """Copy whole files into a local directory, verified.
+
+    Files of these names are overwritten, but not shortened. They are incomplete after an error, and
+    are not synced.
 
     Raises:
-        Damaged, RemoteRefused, RemoteUnavailable: as :func:`read_chunk`.
+        Damaged, RemoteRefused, RemoteUnavailable: see :func:`read_chunk`.
         OSError: if the local disk is full or fails.
     """
 
@@ -119,6 +133,9 @@ def download(store: Store, directory: str, entries: Sequence[FileEntry], target:
 def _each_chunk(
     store: Store, act: Callable[[FileEntry, int], None], entries: Sequence[FileEntry]
 ) -> None:
-    rows = [(entry, number) for entry in entries for number in range(len(entry.chunks))]
-    for _ in store.each(act, [entry for entry, _ in rows], [number for _, number in rows]):
+    """Call ``act`` for each chunk of the files, several at a time. Raise its first error."""
+    chunk_keys = [(entry, number) for entry in entries for number in range(len(entry.chunks))]
+    for _ in store.each(
+        act, [entry for entry, _ in chunk_keys], [number for _, number in chunk_keys]
+    ):
         pass

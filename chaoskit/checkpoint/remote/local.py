@@ -1,4 +1,7 @@
-"""``file://``: a directory, such as a mount of another host's disk. Here what is written can be made durable."""
+"""Store for ``file://``: a directory, such as a mount, with durable writes.
+
+-> ``remote/store.py``: all other operations. ``disk/tier.py``: a tier in a directory without a URL.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from chaoskit.checkpoint.remote.store import Store
 
 
 class LocalStore(Store):
-    """Objects are files; a small one appears by renaming."""
+    """A store whose objects are files. A small object appears by renaming."""
 
     def put(self, name: str, data: bytes) -> None:
+        """Write a small object and its name durably, by renaming a draft."""
         path = Path(self._path(name))
         draft = path.with_name(f".{path.name}.{os.getpid()}")
 
@@ -24,24 +28,25 @@ class LocalStore(Store):
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(path)
-            for directory in (
-                path.parent,
-                path.parent.parent,
-            ):  # files that were sent before are made durable, too
+            # makes the names of files sent before durable, too
+            for directory in (path.parent, path.parent.parent):
                 _sync(directory)
 
-        self._attempts(f"write {name}", write)
+        self._retry(f"write {name}", write)
 
-    def _settle(self, file: Any) -> None:
+    def _make_durable(self, file: Any) -> None:
+        """Write the bytes of an open file to the disk."""
         file.flush()
         os.fsync(file.fileno())
 
     def forget(self, directory: str) -> None:
-        with contextlib.suppress(OSError):  # somebody else's file is in it
+        """Remove the directory if it is empty. No error is raised."""
+        with contextlib.suppress(OSError):  # the directory may hold files of another writer
             Path(self._path(directory)).rmdir()
 
 
 def _sync(directory: Path) -> None:
+    """Write the names in a directory to the disk."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

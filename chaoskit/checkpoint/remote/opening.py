@@ -1,4 +1,7 @@
-"""From a URL to a store."""
+"""Open the store of a URL: choose its class by the protocol, and the options of its client.
+
+-> ``remote/s3.py``, ``remote/local.py`` and ``remote/store.py``: the classes.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,18 @@ _CONNECT_S = 5.0
 def open_store(
     url: str, storage_options: Mapping[str, Any] | None = None, traffic: Traffic | None = None
 ) -> Store:
-    """The store below a URL such as ``s3://bucket/run``, ``gs://bucket/run``, ``file:///mnt/run``, ``memory://run``.
+    """Return the store below a URL such as ``s3://bucket/run`` or ``file:///mnt/run``.
 
-    Nothing is asked of it yet. To be called in the process that uses it: it does not survive a fork.
+    The store is not contacted yet. Call this in the process that uses the store, which does not
+    survive a fork.
 
     Args:
-        storage_options: what fsspec's file system takes: credentials, endpoint, and so on.
+        url: the URL.
+        storage_options: options of fsspec's file system: credentials, endpoint, and so on.
+        traffic: limits of requests; None for the defaults.
 
     Raises:
-        BadInput: if the URL is none, or what it takes is not installed.
+        BadInput: if the URL is invalid, or a package that it needs is not installed.
     """
     traffic = traffic or Traffic()
     protocol = require_store("url", url)
@@ -43,15 +49,18 @@ def open_store(
             url, skip_instance_cache=True, use_listings_cache=False, **options
         )
     except (ValueError, TypeError) as error:
-        raise BadInput("url", url, f"correct it, or storage_options: {error}") from None
+        raise BadInput("url", url, f"correct the URL or storage_options: {error}") from None
     return _KINDS.get(protocol, Store)(fs, root, url, traffic)
 
 
 def require_store(field: str, url: str) -> str:
-    """Return the protocol of ``url``. Nothing is connected, and nothing starts a thread.
+    """Return the protocol of ``url``, without connecting or starting a thread.
+
+    Args:
+        field: name of the user's option or argument that holds the URL, for an error.
 
     Raises:
-        BadInput: if the URL is none, or what it takes is not installed.
+        BadInput: if the URL is invalid, or a package that it needs is not installed.
     """
     protocol, separator, place = url.partition("://")
     if not separator or not place.strip("/"):
@@ -73,7 +82,10 @@ def require_store(field: str, url: str) -> str:
 
 
 def _with_defaults(protocol: str, options: dict[str, Any], traffic: Traffic) -> dict[str, Any]:
-    """Options under which one attempt is one attempt, and nothing is checked twice; the user's own come first."""
+    """Return the options, with defaults that disable retries and checks which chaoskit does itself.
+
+    The user's options take precedence.
+    """
     if _KINDS.get(protocol) is LocalStore:
         return {"auto_mkdir": True} | options
     if _KINDS.get(protocol) is not S3Store:
@@ -84,6 +96,7 @@ def _with_defaults(protocol: str, options: dict[str, Any], traffic: Traffic) -> 
         "retries": {"total_max_attempts": 1},
         "max_pool_connections": max(10, traffic.parallel + 2),
         "request_checksum_calculation": "when_required",  # every body goes with its MD5
-        "response_checksum_validation": "when_required",  # every chunk is checked against the manifest
+        # every chunk is checked against the manifest
+        "response_checksum_validation": "when_required",
     }
     return options | {"config_kwargs": config | options.get("config_kwargs", {})}

@@ -1,4 +1,7 @@
-"""How a file is cut into the parts of a multipart upload, and what S3 says of them. Pure."""
+"""Parts of a multipart upload, and the ETags that S3 computes for them. Pure.
+
+-> ``remote/s3.py``: sends the parts. ``disk/parts.py``: the part of a snapshot that a rank writes.
+"""
 
 from __future__ import annotations
 
@@ -9,50 +12,58 @@ from typing import NamedTuple
 
 from chaoskit.checkpoint.layout.manifest import FILE_CHUNK_BYTES
 
-#: S3 takes no more parts of one object.
+#: The most parts that S3 accepts of one object.
 PARTS_MAX = 10_000
 
 
-class Part(NamedTuple):
-    """Bytes of a file; ``number`` counts from 1."""
+class UploadPart(NamedTuple):
+    """A range of bytes of a file; ``number`` counts from 1."""
 
     number: int
     offset: int
     size_bytes: int
 
 
-class Taken(NamedTuple):
-    """A part that the store has. ``etag``: without quotes."""
+class UploadedPart(NamedTuple):
+    """A part that the store has. ``etag`` has no quotes."""
 
     size_bytes: int
     etag: str
 
 
 def part_bytes(size_bytes: int) -> int:
-    """Size of the parts: whole chunks, so that each can be checked before it is sent; no more of them than S3 takes."""
+    """Return the size of the parts of a file of ``size_bytes``, in bytes.
+
+    A part has whole chunks, so that it can be verified before it is sent. There are at most as many
+    parts as S3 accepts.
+    """
     return FILE_CHUNK_BYTES * max(1, -(-size_bytes // (FILE_CHUNK_BYTES * PARTS_MAX)))
 
 
-def cut(size_bytes: int) -> list[Part]:
-    """The parts of a file; one empty part for an empty one."""
+def cut(size_bytes: int) -> list[UploadPart]:
+    """Return the parts of a file of ``size_bytes``; one empty part for an empty file."""
     step = part_bytes(size_bytes)
     offsets = range(0, max(1, size_bytes), step)
     return [
-        Part(number, offset, min(step, size_bytes - offset))
+        UploadPart(number, offset, min(step, size_bytes - offset))
         for number, offset in enumerate(offsets, 1)
     ]
 
 
 def md5(data: bytes) -> str:
-    """What S3 calls the ETag of a part, unless it encrypts with keys of a customer. Against accidents alone."""
+    """Return the MD5 of a part in hexadecimal, which is its ETag in S3.
+
+    If S3 encrypts with keys of KMS or of the customer, the ETag is another one. MD5 detects
+    accidents only.
+    """
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def content_md5(etag: str) -> str:
-    """The same for the header by which the store checks what it takes."""
+    """Return the Content-MD5 header with which the store verifies a part, from the part's ETag."""
     return base64.b64encode(bytes.fromhex(etag)).decode()
 
 
 def whole_etag(etags: Sequence[str]) -> str:
-    """What S3 calls the ETag of an object made of parts."""
+    """Return the ETag in S3 of an object made of parts."""
     return f"{md5(b''.join(map(bytes.fromhex, etags)))}-{len(etags)}"

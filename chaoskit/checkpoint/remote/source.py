@@ -1,4 +1,7 @@
-"""The source of an upload: a committed snapshot in a local directory."""
+"""The source of an upload: a committed snapshot in a local directory.
+
+-> ``remote/upload.py``: sends its files. ``remote/uploader.py``: which snapshot is next.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,20 @@ from chaoskit.checkpoint.layout.manifest import (
 from chaoskit.errors import ChaoskitError
 
 Bytes = bytes | bytearray | memoryview
-_HELD_MAX = (
-    256  # of the files that a process may have open, no more than a quarter of what is usual
-)
+_HELD_MAX = 256  # a quarter of the usual limit of open files
 
 
 class DirectorySource:
-    """A committed snapshot on a local disk. Its files are kept open: it may be pruned while it is uploaded.
+    """A committed snapshot on a local disk.
+
+    Its first 256 files stay open, so that it may be pruned meanwhile.
+
+    Attributes:
+        manifest: the manifest of the snapshot.
 
     Raises:
-        ChaoskitError: if there is none; Damaged if its manifest is.
+        Damaged: if its manifest is damaged.
+        ChaoskitError: if there is no snapshot, or it cannot be read.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -42,7 +49,10 @@ class DirectorySource:
             raise ChaoskitError(f"no committed snapshot in {directory}: {error}") from None
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes:
-        """Read so many bytes of a file, on any thread. Raises ChaoskitError if they cannot be read."""
+        """Return a part of a file, shorter at its end, not verified. Any thread may call this.
+
+        Raise ChaoskitError if it cannot be read.
+        """
         try:
             if name in self._held:
                 return os.pread(self._held[name], size_bytes, offset)
@@ -55,15 +65,19 @@ class DirectorySource:
 
 
 def _close_all(held: dict[str, int]) -> None:
+    """Close the files."""
     for fd in held.values():
         os.close(fd)
 
 
 def read_checked(source: DirectorySource, entry: FileEntry, offset: int, size_bytes: int) -> bytes:
-    """Whole chunks of a file, if they are what the manifest says: damage here must not become a good copy there.
+    """Return whole chunks of a file, verified.
+
+    Damage on the disk must not become a good remote copy. ``offset`` must be that of a chunk.
 
     Raises:
-        Damaged: if they are not.
+        Damaged: if the chunks do not match the manifest.
+        ChaoskitError: if the file cannot be read.
     """
     data = source.read(entry.name, offset, size_bytes)
     if len(data) != size_bytes:
@@ -77,6 +91,6 @@ def read_checked(source: DirectorySource, entry: FileEntry, offset: int, size_by
 
 
 def check_chunk(entry: FileEntry, number: int, data: Bytes) -> None:
-    """Raises Damaged if a chunk of a file is not what the manifest says."""
+    """Raise Damaged if a chunk of a file does not match the manifest."""
     if xxhash.xxh3_128_hexdigest(data) != entry.chunks[number]:
-        raise Damaged(f"chunk {number} of {entry.name} has another digest")
+        raise Damaged(f"chunk {number} of {entry.name} was changed: its digest is wrong")

@@ -1,6 +1,7 @@
-"""Any fsspec file system as a store of objects: requests with time limit and back-off, errors with a meaning.
+"""Store of objects on any fsspec file system, with time limits, retries and clear errors.
 
-What a kind of store can do better than the common interface is in modules beside this one (``s3.py``, ``local.py``).
+-> ``remote/s3.py`` and ``remote/local.py``: stores that can do more than the common interface.
+-> ``remote/opening.py``: chooses among them. ``remote/backoff.py``: which errors are retried.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 
 from chaoskit.checkpoint.layout.manifest import FILE_CHUNK_BYTES, FileEntry
 from chaoskit.checkpoint.remote.backoff import Backoff, RemoteRefused, RemoteUnavailable, meaning
-from chaoskit.checkpoint.remote.pace import Pace
+from chaoskit.checkpoint.remote.pace import UploadPace
 from chaoskit.checkpoint.remote.workers import Workers, finish
 from chaoskit.errors import BadInput, ChaoskitError
 
@@ -25,13 +26,16 @@ Result = TypeVar("Result")
 
 
 class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a store is talked to.
+    """Limits of the requests to a store.
 
     Args:
-        backoff: between attempts of one request.
-        request_timeout_s: of one attempt; a part of 16 MiB must pass in it.
-        limit_bytes_per_s: of all that is sent, on average over some parts; 0: no limit.
-        parallel: requests at a time. Each holds one part of 16 MiB in memory.
+        backoff: delays between attempts of one request.
+        request_timeout_s: time limit of one attempt; a part of 16 MiB must pass in it.
+        limit_bytes_per_s: limit of all data that is sent, averaged over some parts; 0 for no limit.
+        parallel: number of requests at a time. Each holds one part of 16 MiB in memory.
+
+    Raises:
+        BadInput: if a limit is out of range.
     """
 
     backoff: Backoff = Backoff()
@@ -53,91 +57,118 @@ class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Read(Protocol):
-    """Gives so many bytes of what is to be sent, from an offset on."""
+    """A function that returns a range of the bytes that are to be sent."""
 
     def __call__(self, offset: int, size_bytes: int, /) -> bytes: ...
 
 
 class Store:
-    """What lies below one URL. Names are relative to it, such as ``step-00000010.g0/manifest.json``.
+    """A store that reads, writes, lists and removes the objects below one URL.
 
-    Every method may raise, beside what it names itself:
+    Names are relative to it, such as ``step-00000010.g0/manifest.json``.
+
+    Args:
+        fs: file system of fsspec.
+        root: path of the URL in this file system.
+        url: the URL, for messages.
+        traffic: limits of requests.
+
+    Attributes:
+        sent_bytes: bytes of files that the store has accepted.
+
+    Every method may raise, besides the errors that it names itself:
 
         RemoteRefused: at once, where asking again would not help.
-        RemoteUnavailable: after the deadline of the back-off, or when the store is closed meanwhile.
+        RemoteUnavailable: after the deadline of the back-off, or when the store is closed
+            meanwhile.
     """
 
     def __init__(self, fs: Any, root: str, url: str, traffic: Traffic) -> None:
         self.url, self.traffic = url, traffic
         self._fs, self._root = fs, root.rstrip("/")
-        self._pace, self._pace_lock = Pace(traffic.limit_bytes_per_s), threading.Lock()
+        self._pace, self._pace_lock = UploadPace(traffic.limit_bytes_per_s), threading.Lock()
         self._closing = threading.Event()
         self._running: set[concurrent.futures.Future[Any]] = set()
         self._running_lock = threading.Lock()
         self._requests = Workers(traffic.parallel, "ck-request")
-        self.sent_bytes = 0  # of files, as far as the store has taken them; for people
+        self.sent_bytes = 0  # bytes of files that the store has accepted, for status reports
 
-    # -- what there is ------------------------------------------------------------------------------------------
+    # -- listing -----------------------------------------------------------------------------------
 
     def directories(self) -> list[str]:
-        """Names of the directories directly below the URL."""
+        """Return the names of the directories directly below the URL."""
         return [name for name, info in self._entries("").items() if info["type"] == "directory"]
 
     def sizes(self, directory: str) -> dict[str, int]:
-        """The objects in a directory: size in bytes by name. Empty if there is none."""
+        """Return the size in bytes of each object in a directory; empty if there is none."""
         entries = self._entries(directory)
         return {name: int(info["size"]) for name, info in entries.items() if info["type"] == "file"}
 
     def _entries(self, directory: str) -> dict[str, dict[str, Any]]:
-        def ask() -> list[dict[str, Any]]:
+        """Return the file system's information on each entry of a directory, by name."""
+
+        def request() -> list[dict[str, Any]]:
             self._fs.invalidate_cache()
-            found: list[dict[str, Any]] = self._ask("ls", self._path(directory), detail=True)
-            return found
+            infos: list[dict[str, Any]] = self._request("ls", self._path(directory), detail=True)
+            return infos
 
         try:
-            infos = self._attempts(f"list {directory or 'snapshots'}", ask)
+            infos = self._retry(f"list {directory or 'snapshots'}", request)
         except FileNotFoundError:
             return {}
         return {info["name"].rstrip("/").rpartition("/")[2]: info for info in infos}
 
     def digest(self, name: str) -> str:
-        """XXH3-128 that the writer of an object gave it, if the store keeps that beside what it verified; else ""."""
+        """Return the XXH3-128 that the writer stored with an object, in hexadecimal.
+
+        "" if there is none, as always here.
+        """
         return ""
 
-    # -- reading ------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def get(self, name: str) -> bytes:
-        """A small object. Raises FileNotFoundError if it is not there."""
-        return self._attempts(
-            f"read {name}", lambda: bytes(self._ask("cat_file", self._path(name)))
+        """Return a small object. Raise FileNotFoundError if it does not exist."""
+        return self._retry(
+            f"read {name}", lambda: bytes(self._request("cat_file", self._path(name)))
         )
 
     def get_range(self, name: str, offset: int, size_bytes: int) -> bytes:
-        """A part of an object; shorter where the object ends. Raises FileNotFoundError if it is not there."""
+        """Return a part of an object, shorter at its end.
+
+        Raise FileNotFoundError if it does not exist. If it ends before ``offset``, some stores
+        raise that, too, and others return b"".
+        """
         end = offset + size_bytes
-        return self._attempts(
+        return self._retry(
             f"read {name}",
-            lambda: bytes(self._ask("cat_file", self._path(name), start=offset, end=end)),
+            lambda: bytes(self._request("cat_file", self._path(name), start=offset, end=end)),
         )
 
-    # -- writing ------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def put(self, name: str, data: bytes) -> None:
         """Write a small object, whole or not at all."""
-        self._attempts(f"write {name}", lambda: self._ask("pipe_file", self._path(name), data))
+        self._retry(f"write {name}", lambda: self._request("pipe_file", self._path(name), data))
 
     def send(self, name: str, entry: FileEntry, read: Read) -> bool:
-        """Write a file, from its start: this interface has no way to go on with one that was begun.
+        """Write a file from its start: this interface cannot resume an unfinished write.
+
+        Args:
+            name: name of the object.
+            entry: size and digest of the file.
+            read: returns a range of its bytes. A ChaoskitError of it is passed on at once.
 
         Returns:
-            Whether the store has confirmed that it took these bytes; else they are to be read back.
+            True if the store has confirmed that it received these bytes, which only some stores do;
+            otherwise they must be read back.
         """
 
         counted_bytes = 0
 
         def write() -> None:
             nonlocal counted_bytes
-            self.sent_bytes -= counted_bytes  # what a failed attempt has sent is sent again
+            self.sent_bytes -= counted_bytes  # the bytes of a failed attempt are sent again
             counted_bytes = 0
             with self._fs.open(self._path(name), "wb", block_size=FILE_CHUNK_BYTES) as file:
                 for offset in range(0, entry.size_bytes, FILE_CHUNK_BYTES):
@@ -146,36 +177,41 @@ class Store:
                     file.write(part)
                     self.sent_bytes += len(part)
                     counted_bytes += len(part)
-                self._settle(file)
+                self._make_durable(file)
 
-        self._attempts(f"write {name}", write)
+        self._retry(f"write {name}", write)
         return False
 
-    def _settle(self, file: Any) -> None:
-        """The last thing before a file is closed."""
+    def _make_durable(self, file: Any) -> None:
+        """Write an open file to the disk before it is closed. Does nothing in most stores."""
 
     def remove(self, name: str) -> None:
-        """Remove an object; it is no error if there is none."""
+        """Remove an object, if it exists."""
         try:
-            self._attempts(f"remove {name}", lambda: self._ask("rm_file", self._path(name)))
+            self._retry(f"remove {name}", lambda: self._request("rm_file", self._path(name)))
         except FileNotFoundError:
             pass
 
     def forget(self, directory: str) -> None:
-        """Remove what is left of a directory whose objects were removed."""
+        """Remove what is left of a directory whose objects were removed. Does nothing here."""
 
-    # -- common to all --------------------------------------------------------------------------------------------
+    # -- common to all -----------------------------------------------------------------------------
 
     def submit(
         self, act: Callable[..., Result], *arguments: Any
     ) -> concurrent.futures.Future[Result]:
-        """Do it when one of the requests that are allowed at a time is free."""
+        """Run ``act`` when one of the parallel requests is free. Return the future of its result.
+
+        The future is cancelled if the store is closed before.
+        """
         return self._requests.submit(act, *arguments)
 
     def each(self, act: Callable[..., Result], *arguments: list[Any]) -> Iterator[Result]:
-        """``map(act, *arguments)`` with as many requests at a time as are allowed.
+        """Yield the results of ``map(act, *arguments)``, with several requests at a time.
 
-        The first error ends it, when those that are under way have ended: nothing is touched any more after it.
+        No request is begun before the first result is asked for. The first error is raised after
+        all requests under way have ended, and those not begun are left out: no memory is written
+        after it.
         """
         futures = [self.submit(act, *row) for row in zip(*arguments, strict=True)]
         try:
@@ -185,7 +221,10 @@ class Store:
             finish(futures)
 
     def close(self) -> None:
-        """End what is under way: it raises RemoteUnavailable in its threads."""
+        """Cancel the requests under way, which raise RemoteUnavailable in their threads.
+
+        Later requests raise it, too. Returns at once.
+        """
         self._closing.set()
         with self._running_lock:
             for future in self._running:
@@ -193,16 +232,31 @@ class Store:
         self._requests.close()
 
     def _path(self, name: str) -> str:
+        """Return the path of an object in the file system."""
         return f"{self._root}/{name}" if name else self._root
 
     def _throttle(self, size_bytes: int) -> None:
+        """Wait until the bandwidth limit allows to send so many bytes.
+
+        Raise RemoteUnavailable if the store is closed meanwhile.
+        """
         with self._pace_lock:
             wait_s = self._pace.wait_s(size_bytes, time.monotonic())
         if self._closing.wait(wait_s):
             raise RemoteUnavailable(f"{self.url} was closed")
 
-    def _attempts(self, what: str, act: Callable[[], Result]) -> Result:
-        """Do it until it succeeds, is refused, or the deadline has passed. Raises FileNotFoundError, too."""
+    def _retry(self, action: str, act: Callable[[], Result]) -> Result:
+        """Call ``act`` until it succeeds, is refused, or the deadline has passed.
+
+        Return its result.
+
+        Args:
+            action: description of the request for an error message, after "cannot".
+
+        Raises:
+            FileNotFoundError: if the object does not exist.
+            RemoteRefused, RemoteUnavailable: see :class:`Store`.
+        """
         begin_s, backoff = time.monotonic(), self.traffic.backoff
         for attempt in range(2**31):
             if self._closing.is_set():
@@ -211,32 +265,42 @@ class Store:
                 return act()
             except concurrent.futures.CancelledError:
                 break
-            except ChaoskitError:  # of the source, not of the store
+            except ChaoskitError:  # an error of the source, not of the store
                 raise
             except Exception as error:
-                said, remedy = meaning(error)
-                if said == "missing":
-                    raise FileNotFoundError(f"{self.url}: {what}: there is none") from error
-                if said == "refused":
+                kind, remedy = meaning(error)
+                if kind == "missing":
+                    raise FileNotFoundError(
+                        f"{self.url}: cannot {action}: there is no such object"
+                    ) from error
+                if kind == "refused":
                     raise RemoteRefused(
-                        f"{self.url}: cannot {what}: {_text(error)}: {remedy}"
+                        f"{self.url}: cannot {action}: {_describe(error)}: {remedy}"
                     ) from error
                 delay_s = backoff.delay_s(attempt, time.monotonic() - begin_s, random.random())
                 if delay_s is None:
                     tried = f"{attempt + 1} times in {time.monotonic() - begin_s:.1f} s"
                     raise RemoteUnavailable(
-                        f"{self.url}: cannot {what}, tried {tried}: {_text(error)}"
+                        f"{self.url}: cannot {action}, tried {tried}: {_describe(error)}"
                     ) from error
                 self._closing.wait(delay_s)
         raise RemoteUnavailable(f"{self.url} was closed")
 
-    def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """One request. That of an asynchronous file system ends at the time limit, or when the store is closed."""
+    def _request(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the file system, and return its result.
+
+        A request to an asynchronous file system raises TimeoutError at the time limit, and is
+        cancelled when the store is closed. Others have no time limit.
+        """
         if not self._fs.async_impl:
             return getattr(self._fs, method)(*arguments, **options)
         return self._await(getattr(self._fs, f"_{method}")(*arguments, **options))
 
     def _await(self, request: Coroutine[Any, Any, Result]) -> Result:
+        """Return the result of a request on the file system's event loop.
+
+        Raise TimeoutError at the time limit of a request.
+        """
         future = asyncio.run_coroutine_threadsafe(request, self._fs.loop)
         with self._running_lock:
             self._running.add(future)
@@ -251,11 +315,13 @@ class Store:
 
 
 def _result(future: concurrent.futures.Future[Result], url: str) -> Result:
+    """Return the result of a request, or raise RemoteUnavailable if the store was closed."""
     try:
         return future.result()
     except concurrent.futures.CancelledError:
         raise RemoteUnavailable(f"{url} was closed") from None
 
 
-def _text(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
+    """Return the type and the message of an error as text."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

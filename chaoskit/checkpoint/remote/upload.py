@@ -1,7 +1,10 @@
-"""A snapshot goes into a remote store: what is missing there is sent, all of it is verified, and then it is committed.
+"""Upload of a snapshot into a remote store: send the missing files, verify all of them, and commit.
 
-An object store cannot rename. So the manifest, which is put last, is the commit: without one a directory is no
-snapshot. An upload that broke off at any instant, for any reason, is simply begun again: it sends what is not there.
+An object store cannot rename. The manifest, which is written last, is therefore the commit: a
+directory without one is no snapshot. An upload that was interrupted is simply run again, and sends
+the missing files.
+
+-> ``remote/uploader.py``: when it is run, and again. ``remote/s3.py``: resumes a single file.
 """
 
 from __future__ import annotations
@@ -21,22 +24,24 @@ from chaoskit.checkpoint.remote.source import DirectorySource, read_checked
 from chaoskit.checkpoint.remote.store import Store
 from chaoskit.checkpoint.remote.workers import Workers, finish
 
-#: The object that sets a damaged snapshot aside.
+#: Name of the object that marks a snapshot as quarantined.
 QUARANTINE = "quarantine.json"
-#: How a file is verified: by what the store said as it took it, else by reading it back; or always by reading it back.
+#: Verification of a file: by the store's confirmation, or else by reading it back; or always by
+#: reading it back.
 Verification = Literal["store", "read"]
 
-_TRIES = 2  # of a file that arrives damaged, or whose upload somebody ended
+_ATTEMPTS_MAX = 2  # for a file whose upload another process aborted
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """What an upload did.
+    """The result of an upload.
 
     Args:
-        name: of the snapshot.
-        files, size_bytes: of the snapshot.
-        kept_files: those that the store had already.
-        read_bytes: that were read back.
+        name: name of the snapshot.
+        files: number of its files.
+        size_bytes: size of the snapshot.
+        kept_files: number of files that the store had already.
+        read_bytes: number of bytes that were read back.
     """
 
     name: str
@@ -46,14 +51,15 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: int
 
 
-def lacking(
+def missing_files(
     manifest: Manifest, sizes: Mapping[str, int], digests: Mapping[str, str]
 ) -> list[FileEntry]:
-    """The files that have to be sent, largest first. Pure.
+    """Return the files that have to be sent, the largest first. Pure.
 
     Args:
-        sizes: of the objects that are there.
-        digests: of those whose store keeps one; what has the right size and no digest is read back later.
+        sizes: sizes of the objects in the store.
+        digests: digests that the store keeps. Objects of the right size without a digest are read
+            back later.
     """
     missing = [
         entry
@@ -65,7 +71,13 @@ def lacking(
 
 
 class Upload:
-    """Of one snapshot into the directory ``name`` of a store. ``at``: called at the boundaries of the remote tier."""
+    """The upload of one snapshot into the directory ``name`` of a store.
+
+    Args:
+        source: the snapshot.
+        verification: method of verifying each file.
+        at: called at the boundaries of the remote tier.
+    """
 
     def __init__(
         self,
@@ -76,43 +88,47 @@ class Upload:
         at: Hook = undisturbed,
     ) -> None:
         self._store, self._name, self._source = store, name, source
-        self._verification, self._at = verification, at
-        self._confirmed: set[str] = set()
+        self._verification, self._on_boundary = verification, at
+        self._confirmed_files: set[str] = set()
         self._read_bytes = 0
 
     def run(self) -> Sent:
-        """Return when the snapshot is committed, verified.
+        """Upload, verify and commit the snapshot, and return the result.
+
+        If the store has this very snapshot already, nothing is sent. The manifest of an older
+        snapshot of this name is removed first. A quarantined one is sent anew, and its mark is
+        removed.
 
         Raises:
-            RemoteRefused, RemoteUnavailable: as :class:`Store`; what was sent stays, and is not sent again.
-            Damaged: if the source is not what its manifest says, or the store does not keep what it is given.
+            RemoteRefused, RemoteUnavailable: see :class:`Store`. Files that were sent are not sent
+                again.
+            Damaged: if the source does not match its manifest, or the store changes the data.
             ChaoskitError: if the source cannot be read any more.
         """
         manifest = self._source.manifest
         sizes = self._store.sizes(self._name)
         if self._is_committed(manifest, sizes):
-            return self._sent(len(manifest.files))
-        spoilt = QUARANTINE in sizes
-        if (
-            MANIFEST in sizes
-        ):  # of another snapshot of this name: what is about to change is none any more
+            return self._result(len(manifest.files))
+        is_quarantined = QUARANTINE in sizes
+        if MANIFEST in sizes:  # an older snapshot of this name, which becomes invalid now
             self._store.remove(f"{self._name}/{MANIFEST}")
-        here = (
+        present = (
             []
-            if spoilt
+            if is_quarantined
             else [entry for entry in manifest.files if sizes.get(entry.name) == entry.size_bytes]
         )
-        missing = lacking(
-            manifest, {entry.name: entry.size_bytes for entry in here}, self._digests(here)
+        missing = missing_files(
+            manifest, {entry.name: entry.size_bytes for entry in present}, self._digests(present)
         )
-        self._in_parallel(missing)
-        self._verify([entry for entry in manifest.files if entry.name not in self._confirmed])
-        if spoilt:
+        self._send_files(missing)
+        self._verify([entry for entry in manifest.files if entry.name not in self._confirmed_files])
+        if is_quarantined:
             self._store.remove(f"{self._name}/{QUARANTINE}")
         self._commit(manifest)
-        return self._sent(len(manifest.files) - len(missing))
+        return self._result(len(manifest.files) - len(missing))
 
-    def _sent(self, kept_files: int) -> Sent:
+    def _result(self, kept_files: int) -> Sent:
+        """Return the result of the upload."""
         manifest = self._source.manifest
         return Sent(
             name=self._name,
@@ -123,25 +139,34 @@ class Upload:
         )
 
     def _is_committed(self, manifest: Manifest, sizes: Mapping[str, int]) -> bool:
+        """Return True if the store has this very snapshot, committed and not quarantined."""
         if MANIFEST not in sizes or QUARANTINE in sizes:
             return False
         return self._store.get(f"{self._name}/{MANIFEST}") == manifest.encode()
 
-    def _digests(self, here: list[FileEntry]) -> dict[str, str]:
-        """What the store knows of files of the right size. What it vouches for is not read back."""
-        paths = [f"{self._name}/{entry.name}" for entry in here]
-        known = dict(
+    def _digests(self, present: list[FileEntry]) -> dict[str, str]:
+        """Return the digests that the store keeps of files of the right size, by file name.
+
+        Files with the right digest count as confirmed and are not read back.
+        """
+        paths = [f"{self._name}/{entry.name}" for entry in present]
+        digests = dict(
             zip(
-                (entry.name for entry in here),
+                (entry.name for entry in present),
                 self._store.each(self._store.digest, paths),
                 strict=True,
             )
         )
-        self._confirmed |= {entry.name for entry in here if known[entry.name] == entry.digest}
-        return {name: digest for name, digest in known.items() if digest}
+        self._confirmed_files |= {
+            entry.name for entry in present if digests[entry.name] == entry.digest
+        }
+        return {name: digest for name, digest in digests.items() if digest}
 
-    def _in_parallel(self, entries: list[FileEntry]) -> None:
-        """Send files, several at a time; their parts share the requests that are allowed."""
+    def _send_files(self, entries: list[FileEntry]) -> None:
+        """Send files, several at a time. Their parts share the parallel requests.
+
+        The first error is raised after all requests under way have ended.
+        """
         files = Workers(self._store.traffic.parallel, "ck-upload")
         futures = [files.submit(self._send, entry) for entry in entries]
         wait(futures, return_when=FIRST_EXCEPTION)
@@ -152,21 +177,35 @@ class Upload:
                 future.result()
 
     def _send(self, entry: FileEntry) -> None:
-        self._at("upload")
+        """Send one file, verified as it is read. Try once more if its upload was aborted.
+
+        A file that the store confirms is not read back later.
+
+        Raises:
+            RemoteUnavailable: if the upload is aborted each time.
+            Damaged: if the file in the source was changed.
+        """
+        self._on_boundary("upload")
 
         def read(offset: int, size_bytes: int) -> bytes:
             return read_checked(self._source, entry, offset, size_bytes)
 
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
             try:
                 if self._store.send(f"{self._name}/{entry.name}", entry, read):
-                    self._confirmed.add(entry.name)
+                    self._confirmed_files.add(entry.name)
                 return
             except FileNotFoundError as error:
-                if attempt == _TRIES:
-                    raise RemoteUnavailable(f"{error}: does somebody else remove it?") from error
+                if attempt == _ATTEMPTS_MAX:
+                    raise RemoteUnavailable(
+                        f"{error}: check that no other process removes it"
+                    ) from error
 
     def _verify(self, unconfirmed: list[FileEntry]) -> None:
+        """Read back the unconfirmed files, or all files. A damaged file is sent once more.
+
+        Raise Damaged if it arrives damaged again.
+        """
         entries = self._source.manifest.files if self._verification == "read" else unconfirmed
         for entry in entries:
             try:
@@ -176,20 +215,28 @@ class Upload:
                 self._read_back(entry)
 
     def _read_back(self, entry: FileEntry) -> None:
-        """Raises Damaged if the store does not hold what the manifest says."""
+        """Read back a file. Raise Damaged if it does not match the manifest."""
         verify(self._store, self._name, [entry])
         self._read_bytes += entry.size_bytes
 
     def _commit(self, manifest: Manifest) -> None:
+        """Write the manifest, which commits the snapshot, and read it back.
+
+        If the store returns other bytes, remove the manifest and raise Damaged.
+        """
         path, data = f"{self._name}/{MANIFEST}", manifest.encode()
-        self._at("uploaded")
+        self._on_boundary("uploaded")
         self._store.put(path, data)
-        self._at("announced")
+        self._on_boundary("announced")
         if self._store.get(path) != data:
             self._store.remove(path)
-            raise Damaged(f"{self._store.url} does not keep {path} as it was given")
+            raise Damaged(f"{self._store.url} returns other bytes for {path} than were written")
 
 
 def quarantine_note(reason: str, found_at: str) -> bytes:
-    """The content of the object that sets a snapshot aside."""
+    """Return the content of the object that marks a quarantined snapshot, as JSON.
+
+    Args:
+        found_at: wall time of the mark in ISO 8601.
+    """
     return json.dumps({"reason": reason, "found_at": found_at}, indent=1).encode() + b"\n"

@@ -1,1 +1,1 @@
-"""Commands about machines and clusters."""
+"""Commands for machines and clusters."""

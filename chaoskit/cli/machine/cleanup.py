@@ -1,4 +1,7 @@
-"""``chaoskit cleanup``: remove what killed runs left behind."""
+"""``chaoskit cleanup``: remove leftovers of killed runs.
+
+-> substrate/undo/janitor.py: the leftovers, and what undoes them.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,25 @@ app = command_app()
 
 
 @app.command()
-def cleanup(machine: Json = False) -> None:
-    """Remove what killed runs left behind, and touch nothing else.
+def cleanup(is_json: Json = False) -> None:
+    """Remove leftovers of killed runs, and change nothing else.
 
-    It continues processes that were left stopped, ends those left running, and
-    removes control groups, containers and temporary directories. A guard beside each run
-    does so when the run is killed, and every run when it starts. Where only Python's standard library
-    works: [cyan]python -m chaoskit.substrate.undo[/]
+    The command continues processes that were left stopped, ends those that were left running, and
+    removes control groups, containers and temporary directories. A guard beside each run does the
+    same when the run is killed, and every run does it at its start. Use [cyan]python -m
+    chaoskit.substrate.undo[/] if only Python's standard library works.
 
-    Ends with status 1 where something could not be put back; the next call tries that again.
+    Exit code 0: nothing is left, 1: a leftover could not be removed; the next call tries again.
 
     Example: [cyan]chaoskit cleanup[/]
     """
     repairs = sweep()
-    if machine:
-        print_json({"repairs": [dataclasses.asdict(one) for one in repairs]})
+    if is_json:
+        print_json({"repairs": [dataclasses.asdict(repair) for repair in repairs]})
     else:
         for repair in repairs:
             echo(describe(repair))
         if not repairs:
-            typer.echo("nothing to put back")
+            typer.echo("no leftovers")
     if any_left(repairs):
         raise typer.Exit(1)

@@ -1,4 +1,9 @@
-"""``chaoskit cluster``: whether a Kubernetes cluster can have runs, what it needs for them, and what is left there."""
+"""``chaoskit cluster``: check a Kubernetes cluster, prepare it, show its jobs, and end sessions.
+
+-> attach/preview.py: jobs that run already. substrate/kubernetes/examination.py: the checks.
+substrate/kubernetes/session.py: the end of a session. substrate/kubernetes/installation.py: the
+manifests.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from chaoskit.attach.hands.hand_container import HAND_ROLES, HandImage
+from chaoskit.attach.preview import JobPreview, preview_job
 from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.plaintext import echo
@@ -31,7 +38,7 @@ _OK, _LIMITED, _MISSING = ("ok", "green"), ("limited", "yellow"), ("missing", "r
 _JOB, _STEPS = "gpt", 3
 
 app = command_app(
-    "Check a Kubernetes cluster, prepare a namespace of it, and end what is left of sessions there."
+    "Check a Kubernetes cluster, prepare a namespace for runs, and end leftover sessions."
 )
 
 
@@ -40,41 +47,42 @@ def doctor(
     trial: Annotated[
         bool,
         typer.Option(
-            "--trial/--no-trial", help="Run a job of 3 steps on one node, too; it takes about 20 s."
+            "--trial/--no-trial",
+            help="Also run a job of 3 steps on one node, which takes about 20 s.",
         ),
     ] = True,
-    machine: Json = False,
+    is_json: Json = False,
 ) -> int:
-    """Check whether runs can take place on the cluster that the variables CHAOSKIT_KUBERNETES_... name.
+    """Check if runs are possible on the cluster that the variables CHAOSKIT_KUBERNETES_... name.
 
-    It asks whether the namespace allows runs, and for each right that a session
-    needs. Then it runs a small job as pytest would, and removes it.
+    The check covers the permission of the namespace, and each right that a session needs. Then a
+    small job is run as pytest would run it, and removed.
 
-    Exit code 0: runs can take place there, 1: they cannot.
+    Exit code 0: runs are possible, 1: they are not.
 
     Example: [cyan]CHAOSKIT_KUBERNETES_IMAGE=registry/train:1 chaoskit cluster doctor[/]
     """
     options = KubernetesOptions.from_environment(os.environ)
-    found = list(examine_cluster(options))
-    if trial and all(one.is_there for one in found):
-        found += _try()
-    if machine:
+    results = list(examine_cluster(options))
+    if trial and all(result.is_there for result in results):
+        results += _run_trial()
+    if is_json:
         findings = [
             {
-                "name": one.name,
-                "is_there": one.is_there,
-                "is_limited": one.is_limited,
-                "told": one.told,
+                "name": result.name,
+                "is_there": result.is_there,
+                "is_limited": result.is_limited,
+                "told": result.text,
             }
-            for one in found
+            for result in results
         ]
         print_json({"findings": findings})
     else:
         table = Table.grid(padding=(0, 2, 0, 0))
-        for one in found:
-            table.add_row(Text(*_mark(one)), one.name, one.told)
+        for result in results:
+            table.add_row(Text(*_mark(result)), result.name, result.text)
         console().print(table)
-    return 0 if all(one.is_there for one in found) else EXIT_FAILED
+    return 0 if all(result.is_there for result in results) else EXIT_FAILED
 
 
 def _mark(finding: ClusterFinding) -> tuple[str, str]:
@@ -82,7 +90,8 @@ def _mark(finding: ClusterFinding) -> tuple[str, str]:
     return _MISSING if not finding.is_there else _LIMITED if finding.is_limited else _OK
 
 
-def _try() -> list[ClusterFinding]:
+def _run_trial() -> list[ClusterFinding]:
+    """Run a job of three steps, and return one finding: its duration, or why it failed."""
     from chaoskit.experiment.harness import Harness  # imports torch
 
     began_s = time.monotonic()
@@ -104,6 +113,7 @@ def _try() -> list[ClusterFinding]:
 
 
 def _failed_run(reason: str) -> ClusterFinding:
+    """Return the finding that the job failed, which makes the cluster unfit."""
     return ClusterFinding(
         "a run", reason, BadInput("job", _JOB, f"have the cluster run it: {reason}")
     )
@@ -111,17 +121,17 @@ def _failed_run(reason: str) -> ClusterFinding:
 
 @app.command("manifests")
 def show_manifests(
-    namespace: Annotated[str, typer.Option(help="In which runs are to take place.")] = "chaos",
+    namespace: Annotated[str, typer.Option(help="Namespace for the runs.")] = "chaos",
     security: Annotated[
         Literal["restricted", "baseline", "privileged"],
         typer.Option(
-            help="The level of Pod Security that it enforces. chaoskit's own pods are restricted."
+            help="Pod Security level of the namespace. The pods of chaoskit itself are restricted."
         ),
     ] = "restricted",
     machines: Annotated[
         bool,
         typer.Option(
-            "--machines", help="And a role of the cluster for people that break machines."
+            "--machines", help="Add a ClusterRole for users that inject faults into machines."
         ),
     ] = False,
     nightly: Annotated[
@@ -129,58 +139,62 @@ def show_manifests(
         typer.Option(
             "--nightly",
             metavar="IMAGE",
-            help="And a CronJob of chaoskit nightly run in this image.",
+            help="Add a CronJob that runs chaoskit nightly run in this image.",
         ),
     ] = "",
 ) -> None:
-    """Print what an administrator makes once, so that others can run with few rights.
+    """Print the manifests that an administrator applies once for all users.
 
-    A namespace that allows runs, and in it the service account of drivers, and a
-    role for people. It starts nothing. The same lies in deploy/, for kustomize and
+    They are a namespace that allows runs, the service account of drivers in it, and a role for
+    users with few rights. Nothing is started. The same manifests are in deploy/, for kustomize and
     for Helm.
 
     Example: [cyan]chaoskit cluster manifests --namespace chaos | kubectl apply -f -[/]
     """
-    made = [*installation(namespace, security), *([machine_rights()] if machines else [])]
-    made += nightly_job(namespace, NightlyJob(nightly)) if nightly else []
-    documents = [msgspec.yaml.encode(one).decode() for one in made]
+    objects = [*installation(namespace, security), *([machine_rights()] if machines else [])]
+    objects += nightly_job(namespace, NightlyJob(nightly)) if nightly else []
+    documents = [msgspec.yaml.encode(kubernetes_object).decode() for kubernetes_object in objects]
     sys.stdout.write("---\n".join(documents))
 
 
 @app.command("list")
-def list_sessions(machine: Json = False) -> None:
-    """List the sessions in the namespace: whose they are, and how many pods each has.
+def list_sessions(is_json: Json = False) -> None:
+    """List the sessions in the namespace, each with its origin and the number of its pods.
 
     Example: [cyan]chaoskit cluster list[/]
     """
     with closing(_api()) as api:
-        found = _sessions(api)
-        if not found:
-            with suppress(ApiError):  # it is not for everyone to read namespaces
+        sessions = _sessions(api)
+        if not sessions:
+            with suppress(ApiError):  # not every user may read namespaces
                 find_namespace(api)
         pods = [
-            one["metadata"]["labels"].get(manifests.SESSION)
-            for one in api.find("Pod", manifests.SESSION)
+            pod["metadata"]["labels"].get(manifests.SESSION)
+            for pod in api.find("Pod", manifests.SESSION)
         ]
-    told = [
+    rows = [
         {
             "session": name,
-            "started_by": one["metadata"].get("annotations", {}).get(manifests.STARTED_BY, ""),
-            "since": one["metadata"]["creationTimestamp"],
+            "started_by": job["metadata"].get("annotations", {}).get(manifests.STARTED_BY, ""),
+            "since": job["metadata"]["creationTimestamp"],
             "pods": pods.count(name),
         }
-        for name, one in found.items()
+        for name, job in sessions.items()
     ]
-    if machine:
-        print_json({"sessions": told})
-    elif told:
-        console().print(render_sessions(told))
+    if is_json:
+        print_json({"sessions": rows})
+    elif rows:
+        console().print(render_sessions(rows))
     else:
         echo("no sessions")
 
 
 def render_sessions(sessions: Sequence[Mapping[str, Any]]) -> DataTable:
-    """Return a table with a row for each session."""
+    """Return a table with a row for each session.
+
+    Args:
+        sessions: the values ``session``, ``pods``, ``since`` and ``started_by`` of each.
+    """
     names = (Column("session", is_heading=True), Column("pods", is_number=True), Column("since"))
     table = DataTable(*names, Column("started by", is_text=True))
     for session in sessions:
@@ -190,31 +204,113 @@ def render_sessions(sessions: Sequence[Mapping[str, Any]]) -> DataTable:
     return table
 
 
+@app.command("job")
+def show_job(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND/NAME",
+            help="A job that runs: statefulset/NAME, job/NAME, jobset/NAME, trainjob/NAME, pytorchjob/NAME, "
+            "or pods/LABEL=VALUE.",
+        ),
+    ],
+    hand_image: Annotated[
+        str,
+        typer.Option(
+            metavar="IMAGE",
+            envvar="CHAOSKIT_HAND_IMAGE",
+            help="Image of hands: docker build --target hand. Without it, no hands are asked for.",
+        ),
+    ] = "",
+    container: Annotated[
+        str, typer.Option(help="Container that trains, if a pod has several.")
+    ] = "",
+    ranks: Annotated[
+        bool,
+        typer.Option(
+            "--ranks",
+            help="Start a hand in each pod, which reads the ranks of its processes. Its container stays in the list "
+            "of the pod.",
+        ),
+    ] = False,
+    is_json: Json = False,
+) -> None:
+    """Show the pods of a training job that runs, and which hands each of them admits.
+
+    A hand is a small program in an ephemeral container, by which faults act on a job that chaoskit
+    did not start. The API server is asked by dry runs, so that Pod Security answers. Nothing is
+    changed without --ranks. An index of a pod is not a rank.
+
+    Example: [cyan]chaoskit cluster job trainjob/llama --hand-image registry/chaoskit-hand[/]
+    """
+    if ranks and not hand_image:
+        raise BadInput("ranks", "true", "name an image: --hand-image IMAGE")
+    with closing(_api()) as api:
+        image = HandImage(hand_image) if hand_image else None
+        preview = preview_job(api, job, image, container=container, reads_ranks=ranks)
+    if is_json:
+        print_json(msgspec.to_builtins(preview))
+        return
+    echo(f"{preview.job} in the namespace {preview.namespace}: {len(preview.places)} pods")
+    if preview.note:
+        echo(preview.note)
+    console().print(render_job(preview))
+
+
+def render_job(preview: JobPreview) -> DataTable:
+    """Return a table with a row for each place of a job."""
+    names = (Column("place", is_heading=True), Column("pod"), Column("uid"), Column("node"))
+    table = DataTable(
+        *names,
+        Column("container"),
+        Column("ranks", is_text=True),
+        *(Column(f"hand on {role}", is_text=True) for role in HAND_ROLES),
+    )
+    for place in preview.places:
+        table.add_row(
+            place.place,
+            place.pod,
+            place.uid,
+            place.node,
+            place.container,
+            ", ".join(map(str, place.ranks)) or place.why_no_ranks or "not read",
+            *(
+                place.refusals[role] or "admitted" if role in place.refusals else "not asked"
+                for role in HAND_ROLES
+            ),
+        )
+    return table
+
+
 @app.command("end")
 def end_sessions(
     names: Annotated[
-        list[str], typer.Argument(metavar="SESSION...", help="As chaoskit cluster list names them.")
+        list[str],
+        typer.Argument(metavar="SESSION...", help="Sessions that chaoskit cluster list shows."),
     ],
 ) -> None:
-    """End sessions that are left, as of a machine that lost its power: delete all that they have made.
+    """End leftover sessions, such as those of a machine that lost power.
 
-    A session ends by itself when its pytest does. Runs of one that is ended are errors.
+    All objects of the sessions are deleted. A session ends by itself when its pytest ends. Runs of
+    a session that is ended here get the verdict error.
 
     Example: [cyan]chaoskit cluster end chaoskit-1f2e3d4c[/]
     """
     with closing(_api()) as api:
-        known = _sessions(api)
+        sessions = _sessions(api)
         for name in names:
-            if name not in known:
-                raise BadInput("session", name, "name one that chaoskit cluster list shows")
+            if name not in sessions:
+                raise BadInput("session", name, "name a session that chaoskit cluster list shows")
         for name in names:
             end_from_outside(api, name, started_by())
 
 
 def _api() -> KubernetesApi:
+    """Return the API of the cluster that the environment names."""
     options = KubernetesOptions.from_environment(os.environ)
     return KubernetesApi(options.context, options.namespace)
 
 
 def _sessions(api: KubernetesApi) -> dict[str, Any]:
-    return {one["metadata"]["name"]: one for one in api.find("Job", manifests.SESSION)}
+    """Return the Jobs of the sessions in the namespace, by name."""
+    return {job["metadata"]["name"]: job for job in api.find("Job", manifests.SESSION)}

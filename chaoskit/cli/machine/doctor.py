@@ -1,4 +1,8 @@
-"""``chaoskit doctor``: which features and faults this machine supports, with reasons and remedies."""
+"""``chaoskit doctor``: features and faults that this machine supports, with reasons and remedies.
+
+-> cli/machine/probes.py: the features. faults/describe.py: the support for each fault.
+-> cli/machine/node.py: fitness of a node to train, such as its GPUs and disk.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,9 @@ from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_j
 from chaoskit.faults.describe import here
 from chaoskit.faults.kinds import kinds
 
-#: What silent corruption can change without being noticed, however good the machine is.
+#: State that silent corruption can change unnoticed on any machine.
 NOT_COMPARED = (
-    "weights, optimizer state and gradients of sharded jobs without replicas (FSDP); all about it: "
+    "weights, optimizer state and gradients of sharded jobs without replicas (FSDP); for details: "
     "chaoskit faults BitFlip"
 )
 
@@ -26,17 +30,17 @@ app = command_app()
 
 
 @app.command()
-def doctor(machine: Json = False) -> int:
+def doctor(is_json: Json = False) -> int:
     """Check which features and faults this machine supports.
 
-    It looks, and changes nothing: one child process is started and ends at once.
+    The check changes nothing: the child processes that it starts end at once.
 
     Exit code 0: training, recovery and most faults can run here, 1: they cannot.
 
     Example: [cyan]chaoskit doctor[/]
     """
     findings = examine()
-    if machine:
+    if is_json:
         print_json(plain(findings))
     else:
         console().print(render(findings))
@@ -44,49 +48,54 @@ def doctor(machine: Json = False) -> int:
 
 
 def examine(probes: tuple[Probe, ...] = PROBES) -> list[DoctorFinding]:
-    """Ask every probe."""
+    """Run every probe, and return the findings."""
     findings: list[DoctorFinding] = []
     for probe in probes:
-        found = probe()
-        findings += found if isinstance(found, list) else [found]
+        result = probe()
+        findings += result if isinstance(result, list) else [result]
     return findings
 
 
 def can_run(findings: list[DoctorFinding]) -> bool:
-    """Whether nothing of the core is missing."""
+    """Return True if no feature is missing that every run needs."""
     return not any(finding.core and finding.state == "missing" for finding in findings)
 
 
 def plain(findings: list[DoctorFinding]) -> dict[str, Any]:
-    """Return the findings as JSON values."""
-    told = [
+    """Return the values that ``--json`` prints.
+
+    ``ok``: True if a run is possible here; ``findings``: the findings; ``faults``: name of each
+    fault -> its support on this machine; ``not_compared``: state in which no machine notices
+    corruption.
+    """
+    rows = [
         {
-            "name": one.name,
-            "state": one.state,
-            "found": one.found,
-            "remedy": one.remedy,
-            "core": one.core,
+            "name": finding.name,
+            "state": finding.state,
+            "found": finding.found,
+            "remedy": finding.remedy,
+            "core": finding.core,
         }
-        for one in findings
+        for finding in findings
     ]
     faults = {kind.__name__: here(kind) for kind in kinds()}
     return {
         "ok": can_run(findings),
-        "findings": told,
+        "findings": rows,
         "faults": faults,
         "not_compared": NOT_COMPARED,
     }
 
 
 def render(findings: list[DoctorFinding]) -> RenderableType:
-    """Render the findings as tables."""
+    """Return the findings, the faults with limited support, and the conclusion for a terminal."""
     table = _grid()
-    for one in findings:
-        text = Text(one.found)
-        if one.remedy:
-            text.append(f"\n→ {one.remedy}", "dim")
-        table.add_row(Text(one.state, _STYLES[one.state]), one.name, text)
-    limited = _limited()
+    for finding in findings:
+        text = Text(finding.found)
+        if finding.remedy:
+            text.append(f"\n→ {finding.remedy}", "dim")
+        table.add_row(Text(finding.state, _STYLES[finding.state]), finding.name, text)
+    limited = _limited_faults()
     faults = Table.grid(padding=(0, 2, 0, 0))
     faults.add_column(no_wrap=True)
     faults.add_column()
@@ -94,24 +103,27 @@ def render(findings: list[DoctorFinding]) -> RenderableType:
         faults.add_row(
             Text(state, "yellow"), Text.assemble(", ".join(names), (f"\n→ {reason}", "dim"))
         )
-    whole = len(kinds()) - sum(map(len, limited.values()))
+    supported = len(kinds()) - sum(map(len, limited.values()))
     blocks: list[RenderableType] = [
         table,
-        Text(f"\n{whole} of {len(kinds())} faults can be done here in every form"),
+        Text(f"\n{supported} of {len(kinds())} faults can be injected here in every form"),
     ]
     blocks += [Padding(faults, (0, 0, 0, 2))] if limited else []
-    says = (
+    sentence = (
         "training and recovery can run here"
         if can_run(findings)
-        else "nothing can run here until this is mended"
+        else "nothing can run here without these features"
     )
-    lacking = [one.name for one in findings if one.core and one.state == "missing"]
+    lacking = [finding.name for finding in findings if finding.core and finding.state == "missing"]
     blocks += [Text(f"not compared on any machine: {NOT_COMPARED}", "dim")]
-    return Group(*blocks, Text(": ".join(filter(None, [says, ", ".join(lacking)])), "bold"))
+    return Group(*blocks, Text(": ".join(filter(None, [sentence, ", ".join(lacking)])), "bold"))
 
 
-def _limited() -> dict[tuple[str, str], list[str]]:
-    """Return the names of faults that cannot be done here in every form, by their state and its reason."""
+def _limited_faults() -> dict[tuple[str, str], list[str]]:
+    """Return the faults that this machine cannot inject in every form.
+
+    They are grouped by state and reason.
+    """
     names: dict[tuple[str, str], list[str]] = {}
     for kind in kinds():
         ability = here(kind)
@@ -121,6 +133,7 @@ def _limited() -> dict[tuple[str, str], list[str]]:
 
 
 def _grid() -> Table:
+    """Return a table of three columns, the last of which is wrapped."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(2):
         table.add_column(no_wrap=True)

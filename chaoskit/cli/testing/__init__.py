@@ -1,1 +1,1 @@
-"""Commands that test: chaos tests, their reports and records, and comparisons of them."""
+"""Commands that run chaos tests, report on them, keep their records, and compare them."""

@@ -1,4 +1,7 @@
-"""``chaoskit accept``: that a series got slower is known, and no failure until a day."""
+"""``chaoskit accept``: accept that a series got worse, until a day.
+
+-> history/compare.py: ``with_accepted``, by which such a regression is no failure.
+"""
 
 from __future__ import annotations
 
@@ -26,40 +29,45 @@ def accept(
         str, typer.Argument(help="A history: a folder, or a URL such as s3://bucket/history.")
     ],
     series: Annotated[
-        str, typer.Argument(help="Its name or that of its test, the beginning, or a part.")
+        str,
+        typer.Argument(help="Name of the series or of its test, or a unique part of such a name."),
     ],
-    reason: Annotated[str, typer.Option(help="Why it may be slower.")],
+    reason: Annotated[str, typer.Option(help="Reason why the series may be worse.")],
     until: Annotated[
-        str, typer.Option(metavar="DATE", help="The last day of it, in UTC, such as 2026-12-31.")
+        str,
+        typer.Option(
+            metavar="DATE", help="Last day of the acceptance, in UTC, such as 2026-12-31."
+        ),
     ],
     number: Annotated[
-        str, typer.Option(help="The number that may be worse. Default: each of them.")
+        str, typer.Option(help="Number that may be worse, such as recovery. Default: all numbers.")
     ] = "",
-    machine: Json = False,
+    is_json: Json = False,
 ) -> int:
     """Accept that a series got worse, until a day.
 
-    Comparisons that read this history go on to show it as regressed, with the reason, and do
-    not fail for it. After that day they fail again.
+    Comparisons that read this history still show it as regressed, with the reason, but do not fail
+    for it. After that day they fail again.
 
-    Example: [cyan]chaoskit accept history test_kill --reason "checks sums now" --until 2026-12-31[/]
+    Example: [cyan]chaoskit accept history test_kill --reason "checks sums now" --until
+    2026-12-31[/]
     """
     try:
         last = date.fromisoformat(until)
     except ValueError:
         raise BadInput("until", until, "give a day, such as 2026-12-31") from None
     if last < datetime.now(UTC).date():
-        raise BadInput("until", until, "give a day that is not over")
+        raise BadInput("until", until, "give today or a later day")
     if not reason.strip():
-        raise BadInput("reason", reason, "say why: it is shown wherever this series is worse")
+        raise BadInput("reason", reason, "give a reason: reports show it beside the worse number")
     parts = [part.strip() for part in number.split("/")]
     if number and (len(parts) > 2 or not all(part in (*KNOWN, OWN_FAILURE) for part in parts)):
         names = (*KNOWN, OWN_FAILURE)
         remedy = f"use one of {', '.join(names)}, or a quotient of two"
         raise BadInput("number", number, name_remedy(number, names, remedy))
-    chosen, _ = choose_series(by_series(read_store(store).runs), series)
+    series_digest, _ = choose_series(by_series(read_store(store).runs), series)
     record = AcceptedRecord(
-        series=chosen,
+        series=series_digest,
         metric=" / ".join(parts),
         reason=reason.strip(),
         until=last,
@@ -68,8 +76,8 @@ def accept(
     history = RunHistory(store)
     history.add(new_id(), [record])
     history.close()
-    if machine:
+    if is_json:
         print_json(msgspec.to_builtins(record))
     else:
-        console().print(f"{chosen} may be worse until {last}: {record.reason}")
+        console().print(f"{series_digest} may be worse until {last}: {record.reason}")
     return 0

@@ -1,4 +1,7 @@
-"""``chaoskit canary``: try the verdicts themselves with mistakes, and show which check finds each of them."""
+"""``chaoskit canary``: test the verdicts with planted mistakes, and show which check finds each.
+
+-> cli/testing/test.py starts the suite, whose tests plant the mistakes.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,16 @@ _REPORT = "canary.xml"
 app = command_app()
 
 
-class Tried(NamedTuple):
-    """What one test of the suite has tried.
+class CanaryResult(NamedTuple):
+    """The result of one test of the suite.
 
     Attributes:
-        check: that found it; of a known limit, why none does.
-        kind: ``mistake``; ``limit``, which is known to pass; ``harmless``, a change after which a run must pass.
+        what: the mistake or change that was tried.
+        cell: the kind of run in which it was tried.
+        check: the check that found it; for a known limit, why no check can.
+        verdict: the verdict of the run.
+        kind: ``mistake``; ``limit``, a mistake that is known to pass; or ``harmless``, a change
+            after which a run must pass.
     """
 
     what: str
@@ -41,7 +48,7 @@ class Tried(NamedTuple):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the verdict is: a mistake has passed, or something harmless has not."""
+        """True if the verdict is wrong: a mistake has passed, or a harmless change has not."""
         return (self.verdict == Verdict.PASSED) == (self.kind == "mistake")
 
 
@@ -51,16 +58,16 @@ def canary(
     report: Annotated[
         Path | None, typer.Option(help="Directory for outcomes and journals of the runs.")
     ] = None,
-    machine: Json = False,
+    is_json: Json = False,
 ) -> int:
-    """Try the verdicts themselves: mistakes that must not pass.
+    """Test the verdicts with planted mistakes, which must not pass.
 
-    Runs the suite canary: the runtime is made to lose a gradient, to restore another state
-    or to skip an update, and journals are changed as if a fault had struck something else.
-    The table shows for each mistake which check finds it, and with which verdict. Further
-    arguments go to pytest: -k picks mistakes by what they do or by their cell.
+    The suite canary makes the runtime lose a gradient, restore another state or skip an update, and
+    changes journals as if a fault had struck something else. The table shows which check finds each
+    mistake, and with which verdict. Further arguments go to pytest: -k selects mistakes by their
+    text or their cell.
 
-    Exit code 0: no mistake passed, 1: one did, or a harmless change did not, 2: bad input,
+    Exit code 0: no mistake passed, 1: a mistake passed, or a harmless change did not, 2: bad input,
     11: error (chaoskit itself failed).
 
     Example: [cyan]chaoskit canary -k "exact and restore"[/]
@@ -74,27 +81,29 @@ def canary(
         f"--junitxml={written}",
     ]  # the other family has no properties of a test
     code = run_suite(
-        _SUITE, [f"--chaos-report={directory}", *junit, "-q", *context.args], quiet=machine
+        _SUITE, [f"--chaos-report={directory}", *junit, "-q", *context.args], quiet=is_json
     )
     if code in (EXIT_BAD_INPUT, Verdict.ERROR.exit_code):
         return code
-    tried = [*read_report(written)]
-    code = EXIT_FAILED if code or any(one.is_wrong for one in tried) else 0
-    if machine:
+    results = [*read_report(written)]
+    code = EXIT_FAILED if code or any(result.is_wrong for result in results) else 0
+    if is_json:
         print_json(
             {
                 "exit_code": code,
                 "directory": str(directory),
-                "tried": [one._asdict() for one in tried],
+                "tried": [result._asdict() for result in results],
             }
         )
     else:
-        console().print(render(tried))
+        console().print(render(results))
     return code
 
 
-def read_report(path: Path) -> Iterator[Tried]:
-    """What the tests in a JUnit file say that they have tried.
+def read_report(path: Path) -> Iterator[CanaryResult]:
+    """Yield the results that the tests have written into a JUnit file.
+
+    Test cases without a complete result are skipped.
 
     Raises:
         HarnessError: if there is no such file, or it is damaged.
@@ -104,28 +113,33 @@ def read_report(path: Path) -> Iterator[Tried]:
     except (OSError, ET.ParseError) as error:
         raise HarnessError(f"the suite {_SUITE} left no report: {error}") from error
     for case in root.iter("testcase"):
-        told = {one.get("name", ""): one.get("value", "") for one in case.iter("property")}
-        fields = [told.get(f"canary.{name}") for name in Tried._fields]
+        properties = {
+            element.get("name", ""): element.get("value", "") for element in case.iter("property")
+        }
+        fields = [properties.get(f"canary.{name}") for name in CanaryResult._fields]
         if all(field is not None for field in fields):
-            yield Tried(*(field or "" for field in fields))
+            yield CanaryResult(*(field or "" for field in fields))
 
 
-def render(tried: Sequence[Tried]) -> RenderableType:
-    """Return a table with a row for each mistake: its cell, the check that found it, and the verdict."""
+def render(results: Sequence[CanaryResult]) -> RenderableType:
+    """Return a table with a row for each mistake, and a line with their numbers.
+
+    A row has the mistake, its cell, the check that found it, and the verdict.
+    """
     from rich.console import Group
     from rich.text import Text
 
     from chaoskit.report.tables import Column, DataTable
 
-    wrong = sum(one.is_wrong for one in tried)
-    mistakes = sum(one.kind == "mistake" for one in tried)
-    limits = sum(one.kind == "limit" for one in tried)
-    harmless = len(tried) - mistakes - limits
-    says = f"mistakes: {mistakes}, known limits: {limits}, harmless changes: {harmless}, wrong verdicts: {wrong}"
+    wrong = sum(result.is_wrong for result in results)
+    mistakes = sum(result.kind == "mistake" for result in results)
+    limits = sum(result.kind == "limit" for result in results)
+    harmless = len(results) - mistakes - limits
+    summary = f"mistakes: {mistakes}, known limits: {limits}, harmless changes: {harmless}, wrong verdicts: {wrong}"
     mistake = Column("mistake", is_text=True, is_heading=True)
     check = Column("check", is_text=True)
     table = DataTable(mistake, Column("cell", is_text=True), check, Column("verdict"))
-    for one in tried:
-        style = "bold red" if one.is_wrong else "yellow" if one.kind == "limit" else "green"
-        table.add_row(*(Text(field) for field in one[:3]), Text(one.verdict, style))
-    return Group(table, Text(says, "dim"))
+    for result in results:
+        style = "bold red" if result.is_wrong else "yellow" if result.kind == "limit" else "green"
+        table.add_row(*(Text(field) for field in result[:3]), Text(result.verdict, style))
+    return Group(table, Text(summary, "dim"))

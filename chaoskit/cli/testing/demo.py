@@ -1,4 +1,7 @@
-"""``chaoskit demo``: break the reference job in three ways, and compare it with the unbroken run."""
+"""``chaoskit demo``: inject three faults into a job, and compare it with the unbroken run.
+
+-> experiment/harness.py runs the experiment. report/html.py: the page.
+"""
 
 from __future__ import annotations
 
@@ -38,22 +41,22 @@ def demo(
         typer.Option("--quick", help="A tiny model and few steps: seconds instead of a minute."),
     ] = False,
     report: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("chaoskit-demo"),
-    machine: Json = False,
+    is_json: Json = False,
 ) -> int:
     """Kill, freeze and poison a training run, and compare it with the unbroken one.
 
-    A small GPT trains on four processes of this machine, twice: unbroken, then
-    with three faults. It shows each way back, phase by phase, and whether every
-    loss is the same to the last bit.
+    A small GPT trains on four processes of this machine, twice: unbroken, then with three faults.
+    The demo shows each recovery, phase by phase, and whether every loss is the same to the last
+    bit.
 
     Exit code 0: passed, 1: failed, 2: bad input, 10: unknown, 11: error.
 
     Example: [cyan]chaoskit demo --quick[/]
     """
-    shown = console(machine)
-    outcome = demonstrate(shown, report, quick=quick)
-    print_demo(outcome, report, shown)
-    if machine:
+    terminal = console(is_json)
+    outcome = demonstrate(terminal, report, quick=quick)
+    print_demo(outcome, report, terminal)
+    if is_json:
         files = {"html": str(report / "report.html"), "outcome_json": str(report / "outcome.json")}
         claim = {"verdict": outcome.verdict, "continuity": continuity(outcome)}
         print_json({**claim, **files, "outcome": json.loads(encode_outcome(outcome))})
@@ -61,9 +64,10 @@ def demo(
 
 
 def demo_experiment(*, quick: bool) -> Experiment:
-    """Four ranks and a spare; one is killed, one frozen, one computes a NaN, a quarter of the run apart.
+    """Return the experiment: four ranks and a spare, with a fault after each quarter of the run.
 
-    Each aims at a rank that exists even if no new spare is warm by then and the world has shrunk.
+    The faults are a kill, a hang and a NaN. Each targets a rank that exists even if no new spare is
+    warm by then and the world has shrunk.
     """
     size, steps = _QUICK if quick else _FULL
     faults = (
@@ -82,48 +86,54 @@ def demo_experiment(*, quick: bool) -> Experiment:
     )
 
 
-def demonstrate(shown: Console, directory: Path, *, quick: bool) -> Outcome:
-    """Run the demonstration, and write what it showed to ``directory``.
+def demonstrate(terminal: Console, directory: Path, *, quick: bool) -> Outcome:
+    """Run the demonstration, and return the outcome of the run with faults.
+
+    The outcome, its page and its pictures are written to ``directory``.
 
     Raises:
-        BadInput: if ``directory`` cannot be written. HarnessError: chaoskit itself failed.
+        BadInput: if ``directory`` cannot be written.
+        HarnessError: if chaoskit itself failed.
     """
     experiment = demo_experiment(quick=quick)
     require_writable("report", directory)
     job = f"gpt {experiment.config.job.options['size']} on 4 nodes"
-    shown.print(Text("The same training runs twice: unbroken, then with three faults.", "bold"))
+    terminal.print(Text("The same training runs twice: unbroken, then with three faults.", "bold"))
     with Harness(registry.LOCAL, directory / "runs") as harness:
-        _run_twin(harness, experiment, job, shown)
-        outcome = _run_broken(harness, experiment, job, shown)
+        _run_twin(harness, experiment, job, terminal)
+        outcome = _run_broken(harness, experiment, job, terminal)
     _write(outcome, directory)
     return outcome
 
 
-def _run_twin(harness: Harness, experiment: Experiment, job: str, shown: Console) -> None:
+def _run_twin(harness: Harness, experiment: Experiment, job: str, terminal: Console) -> None:
+    """Run the unbroken twin, or use its stored result, and print which of both was done."""
     begun_s = time.monotonic()
-    view = View(f"1 of 2  {job}, unbroken", Progress(begun_s, steps=experiment.steps), shown)
-    seen: list[object] = []
+    view = View(f"1 of 2  {job}, unbroken", Progress(begun_s, steps=experiment.steps), terminal)
+    messages: list[object] = []
 
     def watch(message: object) -> None:
-        seen.append(type(message))
+        messages.append(type(message))
         view.watch(message)
 
     with view.shown():
         harness.twin(experiment, watch)
-    how = f"{experiment.steps} steps" if seen else "known from an earlier run"
-    shown.print(Text.assemble(("unbroken run: ", "bold"), how))
+    progress = f"{experiment.steps} steps" if messages else "known from an earlier run"
+    terminal.print(Text.assemble(("unbroken run: ", "bold"), progress))
 
 
-def _run_broken(harness: Harness, experiment: Experiment, job: str, shown: Console) -> Outcome:
+def _run_broken(harness: Harness, experiment: Experiment, job: str, terminal: Console) -> Outcome:
+    """Run the experiment with faults under a live view, and return its outcome."""
     progress = Progress(
         time.monotonic(), steps=experiment.steps, faults=list(map(str, experiment.faults))
     )
-    view = View(f"2 of 2  {job} + 1 spare, three faults", progress, shown)
+    view = View(f"2 of 2  {job} + 1 spare, three faults", progress, terminal)
     with view.shown():
         return harness.run_planned(experiment, watch=view.watch)
 
 
 def _write(outcome: Outcome, directory: Path) -> None:
+    """Write ``outcome.json``, ``report.html`` and an SVG picture of each recovery."""
     write_outcome(outcome, directory)
     write_html([outcome], directory / "report.html")
     for index, recovery in enumerate(outcome.recoveries, 1):
@@ -133,7 +143,7 @@ def _write(outcome: Outcome, directory: Path) -> None:
 
 
 def continuity(outcome: Outcome) -> str:
-    """The claim of the demonstration in one sentence."""
+    """Return a sentence about the comparison of losses and weights with the unbroken run."""
     match = match_losses(outcome)
     if match is None:
         return "there is no unbroken run to compare with"
@@ -145,21 +155,21 @@ def continuity(outcome: Outcome) -> str:
     return f"{match.equal} of {match.compared} losses bit-equal to the unbroken run, {weights}"
 
 
-def print_demo(outcome: Outcome, directory: Path, shown: Console) -> None:
-    """What the demonstration showed, and where it is written."""
-    shown.print()
-    shown.print(render_summary([outcome]))
+def print_demo(outcome: Outcome, directory: Path, terminal: Console) -> None:
+    """Print the outcome of the demonstration, and the names of its files."""
+    terminal.print()
+    terminal.print(render_summary([outcome]))
     match = match_losses(outcome)
-    fine = (
+    is_equal = (
         match is not None and match.exact and outcome.weights_digest == outcome.twin_weights_digest
     )
-    shown.print()
-    shown.print(Text(continuity(outcome), "bold green" if fine else "bold red"))
-    shown.print(Text(f"report:    {directory / 'report.html'}"), soft_wrap=True)
-    shown.print(Text(f"outcome:   {directory / 'outcome.json'}"), soft_wrap=True)
+    terminal.print()
+    terminal.print(Text(continuity(outcome), "bold green" if is_equal else "bold red"))
+    terminal.print(Text(f"report:    {directory / 'report.html'}"), soft_wrap=True)
+    terminal.print(Text(f"outcome:   {directory / 'outcome.json'}"), soft_wrap=True)
     if outcome.recoveries:
         first, last = directory / "timeline-1.svg", f"timeline-{len(outcome.recoveries)}.svg"
-        shown.print(
+        terminal.print(
             Text(f"timelines: {first}" + (f" to {last}" if len(outcome.recoveries) > 1 else "")),
             soft_wrap=True,
         )

@@ -1,4 +1,7 @@
-"""``chaoskit faults``: what can be broken, by what evidence that is known, and what of it this machine can do."""
+"""``chaoskit faults``: list faults, their evidence, and those that this machine supports.
+
+-> faults/describe.py: the data about each fault, and its support here.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ app = command_app()
 
 
 def fault_names() -> list[str]:
-    """Return the names that a shell completes."""
+    """Return the names of faults for completion in a shell."""
     return [kind.__name__ for kind in kinds()]
 
 
@@ -38,78 +41,83 @@ def faults(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="One fault, such as Kill: everything about it.", autocompletion=fault_names
+            help="Fault to describe in detail, such as Kill. Default: list all faults.",
+            autocompletion=fault_names,
         ),
     ] = None,
-    machine: Json = False,
+    is_json: Json = False,
 ) -> None:
-    """List what can be broken, and what of it this machine can do.
+    """List the faults that can be injected, and those that this machine supports.
 
-    With a name: what it does, its parameters, moments and roles, the evidence at
-    each level, the real incidents that it stands for, and a line to paste.
+    The description of a single fault has its effect, its parameters, moments and roles, the
+    evidence at each level, the real incidents that it stands for, and an example to paste.
 
     Example: [cyan]chaoskit faults Hang[/]
     """
     kind = find(name) if name is not None else None
-    if machine:
-        told = catalogue()
+    if is_json:
+        entries = catalogue()
         print_json(
-            {"faults": [one for one in told if kind is None or one["name"] == kind.__name__]}
+            {
+                "faults": [
+                    fault for fault in entries if kind is None or fault["name"] == kind.__name__
+                ]
+            }
         )
     else:
         console().print(render_fault(kind) if kind else render_catalogue())
 
 
 def render_catalogue() -> RenderableType:
-    """All faults by family, with what this machine can do of them."""
+    """Return all faults by family, each with the reason if this machine cannot inject it."""
     blocks: list[RenderableType] = []
     for family, title in FAMILIES.items():
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True, style="cyan", min_width=16)
         table.add_column()
         for kind in of_family(family):
-            found = here(kind)
+            support = here(kind)
             text = Text(kind.effect)
-            if found["state"] != "yes":
-                text.append(f"\nhere {found['state']}: {found['reason']}", "yellow")
+            if support["state"] != "yes":
+                text.append(f"\nhere {support['state']}: {support['reason']}", "yellow")
             table.add_row(kind.__name__, text)
         blocks += [Text(title, "bold"), Padding(table, (0, 0, 1, 2))]
-    whole = sum(here(kind)["state"] == "yes" for kind in kinds())
-    says = f"{whole} of {len(kinds())} can be done here in every form. All about one: chaoskit faults Kill"
-    return Group(*blocks, Text(says, "dim"))
+    supported = sum(here(kind)["state"] == "yes" for kind in kinds())
+    summary = f"{supported} of {len(kinds())} can be injected here in every form."
+    return Group(*blocks, Text(f"{summary} Details of a fault: chaoskit faults Kill", "dim"))
 
 
 def render_fault(kind: type[Fault]) -> RenderableType:
-    """Everything about one fault."""
-    told, found = entry(kind), here(kind)
+    """Return a full description of one fault."""
+    description, support = entry(kind), here(kind)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim", min_width=10)
     table.add_column()
-    for level, words in told["evidence"].items():
+    for level, words in description["evidence"].items():
         table.add_row(level, words)
-    for job, said in told["caught"].items():
-        table.add_row("caught", f"{job}: {said}")
-    stands_for = Text(told["stands_for"])
+    for job, check in description["caught"].items():
+        table.add_row("caught", f"{job}: {check}")
+    stands_for = Text(description["stands_for"])
     for row in kind.counted:
         stands_for.append(f"\n{row}")
     if kind.unlisted:
         stands_for.append(f"\nin neither table: {kind.unlisted}")
     table.add_row("stands for", stands_for)
-    for said in moments_in_words(kind):
-        table.add_row("moments", said)
+    for check in moments_in_words(kind):
+        table.add_row("moments", check)
     table.add_row("roles", ", ".join(sorted_roles(kind)) or "none")
-    table.add_row("undo", told["undo"])
-    table.add_row("substrate", ", ".join(told["substrates"]))
-    table.add_row("here", ": ".join(filter(None, found.values())))
+    table.add_row("undo", description["undo"])
+    table.add_row("substrate", ", ".join(description["substrates"]))
+    table.add_row("here", ": ".join(filter(None, support.values())))
     parameters = Table.grid(padding=(0, 2, 0, 0))
     parameters.add_column(no_wrap=True, style="cyan")
     parameters.add_column()
-    for parameter in told["parameters"]:
+    for parameter in description["parameters"]:
         parameters.add_row(signature(parameter), parameter["meaning"])
     return Group(
-        Text.assemble((told["name"], "bold"), f"  {told['effect']}"),
-        Padding(Text(told["description"]), (0, 0, 1, 2)),
+        Text.assemble((description["name"], "bold"), f"  {description['effect']}"),
+        Padding(Text(description["description"]), (0, 0, 1, 2)),
         Padding(table, (0, 0, 1, 2)),
         Padding(parameters, (0, 0, 1, 2)),
-        Text(told["example"], "dim"),
+        Text(description["example"], "dim"),
     )

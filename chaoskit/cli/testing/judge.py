@@ -1,4 +1,7 @@
-"""``chaoskit judge``: judge a run again, from its directory."""
+"""``chaoskit judge``: judge a run again from its directory.
+
+-> experiment/directory.py reads the run. experiment/judge/judge.py decides its verdict.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,25 @@ app = command_app()
 @app.command()
 def judge(
     directory: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR", help="Of one run: it holds plan.json and journal/.")
+        Path,
+        typer.Argument(
+            metavar="RUN_DIR", help="Directory of one run, with plan.json and journal/."
+        ),
     ],
-    machine: Json = False,
+    is_json: Json = False,
 ) -> int:
-    """Judge a run again, by what its directory holds and nothing else.
+    """Judge a run again from its directory alone.
 
-    The directory may have been copied from another machine: neither the job nor a cache is
-    asked for. A run whose harness was killed is an error.
+    The directory may have been copied from another machine: neither the job nor a cache is used. A
+    run whose harness was killed is an error.
 
     Exit code 0: passed, 1: failed, 10: unknown, 11: error.
 
     Example: [cyan]chaoskit judge chaoskit-report/runs/003-test-kill[/]
     """
     outcome = judge_directory(directory)
-    if machine:
+    if is_json:
         print_json(json.loads(encode_outcome(outcome)))
     else:
-        console(machine).print(render_summary([outcome]))
+        console(is_json).print(render_summary([outcome]))
     return outcome.verdict.exit_code

@@ -1,4 +1,8 @@
-"""``chaoskit replay``: run a plan again, as often as it takes to see what it shows, or shrink it."""
+"""``chaoskit replay``: run a plan again, once or several times, or shrink it.
+
+-> experiment/plan/planfile.py: the plan. experiment/shrink/search.py: the search for a smaller one.
+-> experiment/judge/judge.py: the verdict.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +42,10 @@ def replay(
     plan: Annotated[
         Path,
         typer.Argument(
-            help="A plan: plan.json in the directory of any run, or one you wrote; with --history, a run."
+            help="File of a plan, such as plan.json of a run; with --history, the UUID of a run."
         ),
     ],
-    times: Annotated[int | None, typer.Option(help="How often to run it; default: once.")] = None,
+    times: Annotated[int | None, typer.Option(help="Number of runs. Default: 1.")] = None,
     shrink: Annotated[
         bool,
         typer.Option("--shrink", help="Look for the smallest plan that fails in the same way."),
@@ -53,7 +57,8 @@ def replay(
         bool, typer.Option("--twin/--no-twin", help="Compare with the unbroken run.")
     ] = True,
     substrate: Annotated[
-        str, typer.Option(help="local, netns or docker. Default: the first that can do the faults.")
+        str,
+        typer.Option(help="local, netns or docker. Default: the first that supports the faults."),
     ] = "",
     report: Annotated[
         Path | None, typer.Option(help="Directory for journals, outcomes and minimal.json.")
@@ -61,17 +66,17 @@ def replay(
     history: Annotated[
         str, typer.Option(metavar="STORE", help="Take the plan of a run from this history.")
     ] = "",
-    machine: Json = False,
+    is_json: Json = False,
 ) -> int:
     """Run a plan of faults again, exactly as it was.
 
-    Every run of a test leaves its plan beside its journals, as [bold]plan.json[/]: the
-    job, all settings and the seed, and each fault with its moment. A plan that
-    fails only now and then: [bold]--times 20[/] says how often, with a 95 % interval.
-    [bold]--shrink[/] leaves out faults, nodes and steps while it still fails.
+    Every run of a test leaves its plan beside its journals, as [bold]plan.json[/]: the job, all
+    settings and the seed, and each fault with its moment. For a plan that fails only now and then,
+    [bold]--times 20[/] estimates how often, with a 95 % interval. [bold]--shrink[/] leaves out
+    faults, nodes and steps while it still fails.
 
-    Exit code 0: passed, 1: failed, 2: bad input, 10: unknown, 11: error. Of
-    several runs, the worst counts.
+    Exit code 0: passed, 1: failed, 2: bad input, 10: unknown, 11: error. The worst of several runs
+    counts.
 
     Examples: [cyan]chaoskit replay chaoskit-runs/smoke/runs/004-test-one/plan.json --times 20[/],
     [cyan]chaoskit replay --history s3://bucket/history 01a21db3-d995[/]
@@ -81,29 +86,30 @@ def replay(
     times = 1 if times is None else times
     experiment = open_plan(plan, times=times, budget_s=budget_s, history=history)
     directory = report or fresh_directory(None, "replay")
-    shown = console(machine)
+    terminal = console(is_json)
     if shrink:
         shrunk = shrink_plan(
-            experiment, shown, directory, budget_s=budget_s, twin=twin, substrate=substrate
+            experiment, terminal, directory, budget_s=budget_s, twin=twin, substrate=substrate
         )
-        if machine:
+        if is_json:
             print_json(plain_shrunk(shrunk, directory))
         return shrunk_verdict(shrunk).exit_code
-    result = run_plan(experiment, shown, directory, times=times, twin=twin, substrate=substrate)
-    print_replay(result, directory, shown)
-    if machine:
+    result = run_plan(experiment, terminal, directory, times=times, twin=twin, substrate=substrate)
+    print_replay(result, directory, terminal)
+    if is_json:
         print_json(plain(result))
     return result.verdict.exit_code
 
 
-class Replayed(msgspec.Struct, kw_only=True):
-    """What some runs of one plan showed.
+class ReplayResult(msgspec.Struct, kw_only=True):
+    """The result of the runs of one plan.
 
     Attributes:
-        verdict: the worst of all runs; ``verdicts`` has one a run.
-        failed: runs whose verdict is failed or error.
-        interval: in which the probability to fail lies with 95 % confidence (Wilson).
-        errors: what chaoskit itself said where it could not do its work.
+        verdict: the worst verdict of all runs.
+        verdicts: the verdict of each run.
+        failed: the number of runs whose verdict is failed or error.
+        interval: the 95 % interval of the probability to fail (Wilson).
+        errors: the error of each run in which chaoskit itself failed.
     """
 
     verdict: Verdict
@@ -115,12 +121,17 @@ class Replayed(msgspec.Struct, kw_only=True):
 
 
 def open_plan(file: Path, *, times: int, budget_s: float, history: str = "") -> Planned:
-    """The experiment in ``file``, to be run ``times`` times or shrunk for ``budget_s``.
+    """Return the experiment of a plan.
 
-    ``history``: where the plan is kept of the run that ``file`` names, by the beginning of its name.
+    Args:
+        file: the plan or, with ``history``, the UUID of a run or its beginning.
+        times: the number of runs.
+        budget_s: the time for shrinking, in seconds.
+        history: the history that contains the plan of the run; "" if ``file`` is a plan.
 
     Raises:
-        BadInput: if any of the three makes no sense.
+        BadInput: if an argument is invalid, the plan cannot be read, or not exactly one run has
+            this UUID.
     """
     if times < 1:
         raise BadInput("times", times, "use 1 or more")
@@ -136,7 +147,7 @@ def open_plan(file: Path, *, times: int, budget_s: float, history: str = "") -> 
 
 
 def _harness(experiment: Planned, name: str, directory: Path) -> Harness:
-    """A harness on the substrate ``name``; "" is the cheapest one that can do the faults."""
+    """Return a harness on the substrate ``name``; "" is the cheapest that supports the faults."""
     require_writable("report", directory)
     return Harness(
         name or registry.for_all(fault.substrates for fault in experiment.faults), directory
@@ -145,40 +156,47 @@ def _harness(experiment: Planned, name: str, directory: Path) -> Harness:
 
 def run_plan(
     experiment: Planned,
-    shown: Console,
+    terminal: Console,
     directory: Path,
     *,
     times: int,
     twin: bool,
     substrate: str = "",
-) -> Replayed:
-    """Run ``experiment`` ``times`` times. Of several runs, one that breaks the harness does not stop the others.
+) -> ReplayResult:
+    """Run ``experiment`` ``times`` times, and return the verdicts and outcomes of the runs.
+
+    Outcomes and journals are written below ``directory``. If there are several runs, one that
+    breaks the harness does not stop the others.
 
     Args:
-        substrate: name of the one to run it on; "" for the cheapest one that can do the faults.
+        twin: compare with the unbroken run, which is run first.
+        substrate: the name of the substrate; "" for the cheapest one that supports the faults.
 
     Raises:
-        BadInput: before anything is started, or when the job refuses its input. HarnessError: the only run, or the
-            unbroken run that all are compared with, broke.
+        BadInput: before anything is started, or when the job refuses its input.
+        HarnessError: if the only run, or the unbroken run that all are compared with, broke the
+            harness.
     """
     outcomes: list[Outcome] = []
     errors: list[str] = []
     with _harness(experiment, substrate, directory) as harness:
         if twin:
-            _run_twin(harness, experiment, shown)
+            _run_twin(harness, experiment, terminal)
         for turn in range(1, times + 1):
             try:
                 outcomes.append(
-                    _run(harness, experiment, shown, f"run {turn} of {times}", twin=twin)
+                    _run(harness, experiment, terminal, f"run {turn} of {times}", twin=twin)
                 )
             except HarnessError as error:
                 if times == 1:
                     raise
                 errors.append(str(error))
-                shown.print(Text(f"error: {error}", VERDICT_STYLES[Verdict.ERROR]), soft_wrap=True)
+                terminal.print(
+                    Text(f"error: {error}", VERDICT_STYLES[Verdict.ERROR]), soft_wrap=True
+                )
     verdicts = [outcome.verdict for outcome in outcomes] + [Verdict.ERROR] * len(errors)
     failed = sum(verdict in (Verdict.FAILED, Verdict.ERROR) for verdict in verdicts)
-    return Replayed(
+    return ReplayResult(
         verdict=Verdict.worst(verdicts),
         verdicts=verdicts,
         failed=failed,
@@ -188,49 +206,55 @@ def run_plan(
     )
 
 
-def _run_twin(harness: Harness, experiment: Planned, shown: Console) -> None:
+def _run_twin(harness: Harness, experiment: Planned, terminal: Console) -> None:
+    """Run the unbroken twin under a live view; the harness keeps its result."""
     view = View(
-        f"{experiment.name}, unbroken", Progress(time.monotonic(), steps=experiment.steps), shown
+        f"{experiment.name}, unbroken", Progress(time.monotonic(), steps=experiment.steps), terminal
     )
     with view.shown():
         harness.twin(experiment, view.watch)
 
 
 def _run(
-    harness: Harness, experiment: Planned, shown: Console, turn: str, *, twin: bool
+    harness: Harness, experiment: Planned, terminal: Console, turn: str, *, twin: bool
 ) -> Outcome:
+    """Run the plan once under a live view. Write its outcome into its directory, and return it."""
     progress = Progress(
         time.monotonic(), steps=experiment.steps, faults=list(map(str, experiment.faults))
     )
-    view = View(f"{turn}  {experiment.name}: {describe(experiment)}", progress, shown)
+    view = View(f"{turn}  {experiment.name}: {describe(experiment)}", progress, terminal)
     with view.shown():
         outcome = harness.run_planned(experiment, twin=twin, watch=view.watch)
     write_outcome(outcome, Path(outcome.directory))
     return outcome
 
 
-def print_replay(result: Replayed, directory: Path, shown: Console) -> None:
-    """The verdict; of several runs how often they failed, and one that did in detail."""
-    shown.print()
+def print_replay(result: ReplayResult, directory: Path, terminal: Console) -> None:
+    """Print the verdict. Several runs are counted, and one of the worst is shown in detail."""
+    terminal.print()
     if len(result.verdicts) == 1:
-        shown.print(render_summary(result.outcomes))
+        terminal.print(render_summary(result.outcomes))
     else:
-        worst = next((one for one in result.outcomes if one.verdict is result.verdict), None)
+        worst = next(
+            (outcome for outcome in result.outcomes if outcome.verdict is result.verdict), None
+        )
         if worst is not None and result.verdict is not Verdict.PASSED:
-            shown.print(render_summary([worst]))
-        shown.print(
+            terminal.print(render_summary([worst]))
+        terminal.print(
             Text.assemble(
-                (result.verdict.upper(), VERDICT_STYLES[result.verdict]), "  ", frequency(result)
+                (result.verdict.upper(), VERDICT_STYLES[result.verdict]),
+                "  ",
+                frequency_sentence(result),
             )
         )
-    shown.print(Text(f"plan, journals and outcomes: {directory}", "dim"), soft_wrap=True)
+    terminal.print(Text(f"plan, journals and outcomes: {directory}", "dim"), soft_wrap=True)
 
 
-def frequency(result: Replayed) -> str:
-    """``failed 3 of 10 runs: 30 % (95 % interval 10.8 % to 60.3 %)``."""
+def frequency_sentence(result: ReplayResult) -> str:
+    """Return a text such as ``failed 3 of 10 runs: 30 % (95 % interval 10.8 % to 60.3 %)``."""
     runs, (low, high) = len(result.verdicts), result.interval
     share, low_share, high_share = (
-        number(100 * value) for value in (result.failed / runs, low, high)
+        number(100 * ratio) for ratio in (result.failed / runs, low, high)
     )
     unknown = result.verdicts.count(Verdict.UNKNOWN)
     besides = f"; {unknown} unknown" if unknown else ""
@@ -240,21 +264,28 @@ def frequency(result: Replayed) -> str:
 
 def shrink_plan(
     experiment: Planned,
-    shown: Console,
+    terminal: Console,
     directory: Path,
     *,
     budget_s: float,
     twin: bool,
     substrate: str = "",
 ) -> Shrunk:
-    """Shrink ``experiment`` and write the smallest plan that fails to ``minimal.json`` in ``directory``.
+    """Search for the smallest plan that fails like ``experiment``, and return the result.
+
+    The plan is written to ``minimal.json`` in ``directory``. Progress is printed.
+
+    Args:
+        budget_s: the time limit of the search, in seconds.
+        twin: compare each run with the unbroken run.
+        substrate: the name of the substrate; "" for the cheapest one that supports the faults.
 
     Raises:
-        BadInput: before anything is started.
+        BadInput: before anything is started, if the directory or the substrate cannot be used.
     """
 
     def tell(text: str) -> None:
-        shown.print(Text(text), soft_wrap=True)
+        terminal.print(Text(text), soft_wrap=True)
 
     with _harness(experiment, substrate, directory) as harness:
         tell(f"shrinking {describe(experiment)}, for at most {number(budget_s)} s")
@@ -264,14 +295,18 @@ def shrink_plan(
 
 
 def shrunk_verdict(shrunk: Shrunk) -> Verdict:
-    """What the original turned out to be: a plan that failed, broke the harness, or did neither."""
+    """Return the verdict of the original plan.
+
+    It is failed if a trial failed, and error if only the harness broke. It is passed if no trial
+    failed, and unknown without a trial.
+    """
     if not shrunk.failures:
         return Verdict.PASSED if shrunk.trials else Verdict.UNKNOWN
     return Verdict.ERROR if shrunk.symptoms == {HARNESS_ERROR} else Verdict.FAILED
 
 
 def plain_shrunk(shrunk: Shrunk, directory: Path) -> dict[str, Any]:
-    """Return what was found as JSON values."""
+    """Return the result of shrinking as JSON values."""
     return {
         "verdict": shrunk_verdict(shrunk),
         "plan": str(directory / MINIMAL),
@@ -284,8 +319,11 @@ def plain_shrunk(shrunk: Shrunk, directory: Path) -> dict[str, Any]:
     }
 
 
-def plain(result: Replayed) -> dict[str, Any]:
-    """Return the result as JSON values; outcomes as :func:`chaoskit.report.store.encode_outcome` writes them."""
+def plain(result: ReplayResult) -> dict[str, Any]:
+    """Return the result as JSON values.
+
+    Outcomes are encoded like by :func:`chaoskit.report.store.encode_outcome`.
+    """
     return {
         "verdict": result.verdict,
         "verdicts": result.verdicts,

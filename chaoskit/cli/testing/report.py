@@ -1,4 +1,8 @@
-"""``chaoskit report``: summarize stored outcomes."""
+"""``chaoskit report``: summarize stored outcomes.
+
+-> report/store.py: the outcomes. report/summary.py: the summary.
+-> report/html.py and report/junit.py: the files.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +27,22 @@ app = command_app()
 
 @app.command()
 def report(
-    directory: Annotated[Path, typer.Argument(help="Holds an outcome.json at any depth.")],
+    directory: Annotated[Path, typer.Argument(help="Directory with an outcome.json at any depth.")],
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="An HTML page to write.")
     ] = None,
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A JUnit XML file to write.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Exit by the worst result.")] = False,
-    machine: Json = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Let the worst result set the exit code.")
+    ] = False,
+    is_json: Json = False,
 ) -> int:
     """Summarize the outcomes below a directory; optionally write HTML or JUnit.
 
-    Exit code 0: done. With [bold]--check[/] 0: all passed, 1: failed, 10: unknown, 11:
-    error; the worst counts, and a test that failed after its run is failed.
+    Exit code 0: done. With [bold]--check[/] 0: all passed, 1: failed, 10: unknown, 11: error. The
+    worst result counts, and a test that failed after its run is failed.
 
     Example: [cyan]chaoskit report chaoskit-demo --html page.html --junit junit.xml[/]
     """
@@ -48,19 +54,19 @@ def report(
     if junit is not None:
         write_junit(outcomes, junit)
     verdict = Verdict.worst([outcome.result for outcome in outcomes])
-    if machine:
+    if is_json:
         plain = [json.loads(encode_outcome(outcome)) for outcome in outcomes]
         recovery = estimate_recovery(outcomes).plain()
-        accounts = [one.account.plain() if one.account else None for one in outcomes]
-        told = {"verdict": verdict, "recovery": recovery, "accounts": accounts}
-        print_json(told | {"outcomes": plain})
+        accounts = [outcome.account.plain() if outcome.account else None for outcome in outcomes]
+        document = {"verdict": verdict, "recovery": recovery, "accounts": accounts}
+        print_json(document | {"outcomes": plain})
     else:
-        console(machine).print(render_summary(outcomes))
+        console(is_json).print(render_summary(outcomes))
     return verdict.exit_code if check else 0
 
 
 def _require_file(field: str, path: Path | None) -> None:
-    """Raises BadInput if a file that is to be written cannot be."""
+    """Raise BadInput if the file of an option cannot be written; None is accepted."""
     if path is not None and path.is_dir():
         example = path / ("page.html" if field == "html" else "junit.xml")
         raise BadInput(field, str(path), f"name a file, such as {example}")

@@ -1,4 +1,7 @@
-"""``chaoskit sla``: what is promised of recoveries, and whether records show it."""
+"""``chaoskit sla``: check promises about recoveries against records, and export them as alerts.
+
+-> sla/judge.py: met, broken or not shown. sla/promises.py: the file. sla/export.py: the alerts.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from chaoskit.errors import BadInput
 from chaoskit.history.store import RunContents
 from chaoskit.plaintext import plural, tell_on_stderr
 from chaoskit.sla.export import prometheus_rules
-from chaoskit.sla.faces import render_sla, sla_markdown, sla_sentence
 from chaoskit.sla.judge import Judged, exit_code, judge
 from chaoskit.sla.promises import NIGHTS_LEAST, load
+from chaoskit.sla.rendering import render_sla, sla_markdown, sla_sentence
 from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
 
 app = command_app(
@@ -34,24 +37,25 @@ def check(
     file: File,
     store: Annotated[str, typer.Argument(help="A history, or a file of --chaos-save.")],
     against: Annotated[
-        str, typer.Option(metavar="STORE", help="Earlier runs, for lines about regressions.")
+        str,
+        typer.Option(metavar="STORE", help="Store of earlier runs, for lines about regressions."),
     ] = "",
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 10 where anything is not shown yet.")
+        bool, typer.Option("--strict", help="Exit with 10 if any line is not shown yet.")
     ] = False,
     summary: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Add the result to FILE, as Markdown.")
     ] = None,
-    machine: Json = False,
+    is_json: Json = False,
 ) -> int:
-    """Say of each line whether the records show it, disprove it, or are too few.
+    """Check for each line if the records prove it, disprove it, or are too few.
 
     [bold]met[/]: proven, with the confidence of the SLA. [bold]broken[/]: disproven, or a line that
-    holds always was missed once. [bold]not shown[/]: too few runs or nights, with
-    how many are needed. An SLA that is about no run at all is bad input.
+    must always hold was missed once. [bold]not shown[/]: too few runs or nights, with the number
+    that is needed. An SLA that selects no run at all is bad input.
 
-    Exit code 0: met, or not shown; 1: broken; 2: bad input; 10: every run that
-    is meant is unknown, and with [bold]--strict[/] not shown.
+    Exit code 0: met, or not shown; 1: broken; 2: bad input; 10: every run in a window is unknown
+    or, with [bold]--strict[/], a line is not shown or a record cannot be read.
 
     Example: [cyan]chaoskit sla check sla.yaml s3://bucket/history[/]
     """
@@ -67,17 +71,17 @@ def check(
             judged += judge(
                 sla, contents.runs, contents.plans, today=now.date(), before=earlier.runs
             )
-        except BadInput as error:  # the others are judged all the same
+        except BadInput as error:  # the other SLAs are judged all the same
             refused.append(error)
     for line in map(str, refused):
         tell_on_stderr(line)
-    if machine:
-        told = {
+    if is_json:
+        document = {
             "checked": now.isoformat(timespec="seconds"),
             "set_aside": set_aside,
             "refused": list(map(str, refused)),
         }
-        print_json(told | {"lines": msgspec.to_builtins(judged)})
+        print_json(document | {"lines": msgspec.to_builtins(judged)})
     else:
         console().print(render_sla(judged))
         console().print(Text(sla_sentence(judged)))
@@ -90,31 +94,39 @@ def check(
 
 
 @app.command("lint")
-def lint(file: File, machine: Json = False) -> int:
-    """Read a file of SLAs, and say how many runs each objective needs.
+def lint(file: File, is_json: Json = False) -> int:
+    """Check a file of SLAs, and print how many runs each objective needs.
 
     Objectives that their window can never decide are refused, with both numbers.
 
     Example: [cyan]chaoskit sla lint sla.yaml[/]
     """
-    told: list[dict[str, Any]] = []
+    objectives: list[dict[str, Any]] = []
     for sla in load(file):
-        for one in sla.objectives:
-            needs = [sla.needs(one, misses) for misses in (0, 1, 2)]
+        for objective in sla.objectives:
+            needs = [sla.needs(objective, misses) for misses in (0, 1, 2)]
             most = sla.window.count if sla.window.unit == "run" else None
             fits = [count for count in needs if most is None or count <= most]
-            told.append(
-                {"sla": sla.name, "line": one.text, "runs_needed": fits, "window": str(sla.window)}
+            objectives.append(
+                {
+                    "sla": sla.name,
+                    "line": objective.text,
+                    "runs_needed": fits,
+                    "window": str(sla.window),
+                }
             )
-    if machine:
-        print_json(told)
+    if is_json:
+        print_json(objectives)
         return 0
-    shown = console()
-    for row in told:
-        counts = zip(row["runs_needed"], ("without a miss", "with one", "with two"), strict=False)
-        needed = ", ".join(f"{count} runs {misses}" for count, misses in counts)
-        shown.print(f"{row['sla']}: {row['line']}: {needed}, of {NIGHTS_LEAST} nights at least")
-    shown.print(f"{file}: {plural(len(told), 'objective')}, nothing is wrong")
+    terminal = console()
+    for row in objectives:
+        misses = ("without a miss", "with one miss", "with two misses")
+        counts = zip(row["runs_needed"], misses, strict=False)
+        needed = ", ".join(f"{count} runs {words}" for count, words in counts)
+        terminal.print(
+            f"{row['sla']}: {row['line']}: {needed}, over at least {NIGHTS_LEAST} nights"
+        )
+    terminal.print(f"{file}: {plural(len(objectives), 'objective')}, no errors")
     return 0
 
 
@@ -122,10 +134,13 @@ def lint(file: File, machine: Json = False) -> int:
 def export(
     file: File,
     labels: Annotated[
-        str, typer.Option(help='Matchers of the training that is meant, such as job="pretraining".')
+        str,
+        typer.Option(
+            help='Prometheus matchers that select the training, such as job="pretraining".'
+        ),
     ] = "",
 ) -> int:
-    """Write a PrometheusRule with an alert for each line that a launch serves a metric for.
+    """Write a PrometheusRule with an alert for each line that a metric of launches can express.
 
     Example: [cyan]chaoskit sla export sla.yaml --labels 'job="pretraining"' | kubectl apply -f -[/]
     """

@@ -1,4 +1,7 @@
-"""``chaoskit test``: run suites of chaos tests, by pytest in a process of its own."""
+"""``chaoskit test``: run suites of chaos tests with pytest, in a separate process.
+
+-> pytest_plugin.py: the fixture ``chaos``, and the exit code of a session.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ app = command_app()
 
 
 def suite_words() -> list[str]:
-    """Return the words that a shell completes: suites, and what lies in the working directory."""
+    """Return words for completion in a shell: suites, and files of the working directory."""
     return [*suite_names(), *sorted(path.name for path in Path().iterdir())]
 
 
@@ -47,8 +50,8 @@ def run_tests(
         Path | None, typer.Option(help="Directory for outcomes, journals and report.html.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of every run.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="How often each chaos test is run.")] = None,
-    machine: Json = False,
+    repeats: Annotated[int | None, typer.Option(help="Number of runs of each chaos test.")] = None,
+    is_json: Json = False,
 ) -> int:
     """Run a suite of chaos tests with pytest; further arguments go to pytest.
 
@@ -57,7 +60,7 @@ def run_tests(
 
     Example: [cyan]chaoskit test smoke -k killed -x[/]
     """
-    suite_arguments(suite)  # what is wrong leaves no directory behind
+    suite_arguments(suite)  # an error leaves no directory behind
     if repeats is not None and repeats < 1:
         raise BadInput("repeats", repeats, "use 1 or more")
     directory = report or fresh_directory(None, Path(suite.partition("::")[0]).stem)
@@ -66,8 +69,8 @@ def run_tests(
     arguments = [f"--chaos-report={directory}"]
     arguments += [f"--chaos-seed={seed}"] if seed is not None else []
     arguments += [f"--chaos-repeats={repeats}"] if repeats is not None else []
-    code = run_suite(suite, [*arguments, *context.args], quiet=machine)
-    if machine:
+    code = run_suite(suite, [*arguments, *context.args], quiet=is_json)
+    if is_json:
         written = [path.read_bytes() for path in sorted({*directory.rglob(FILE_NAME)} - earlier)]
         recovery = estimate_recovery(map(decode_outcome, written)).plain()
         outcomes = [json.loads(data) for data in written]
@@ -83,14 +86,16 @@ def run_tests(
 
 
 def suite_names() -> list[str]:
-    """The suites that come with chaoskit."""
-    found = importlib.util.find_spec("chaoskit.suites")
-    places = found.submodule_search_locations if found else None
-    return sorted(module.name for module in pkgutil.iter_modules(places) if module.ispkg)
+    """Return the names of the suites that come with chaoskit."""
+    package = importlib.util.find_spec("chaoskit.suites")
+    locations = package.submodule_search_locations if package else None
+    return sorted(module.name for module in pkgutil.iter_modules(locations) if module.ispkg)
 
 
 def suite_arguments(suite: str) -> list[str]:
-    """What pytest is told to run: a suite of chaoskit by name, or a path (``file.py::test`` too).
+    """Return the arguments of pytest that select a suite of chaoskit, or a path.
+
+    A path may name a test, as ``file.py::test`` does.
 
     Raises:
         BadInput: if there is neither.
@@ -105,26 +110,32 @@ def suite_arguments(suite: str) -> list[str]:
 
 
 def run_suite(suite: str, arguments: list[str], *, quiet: bool = False) -> int:
-    """Run pytest, and give the exit code of chaoskit: 0, 1, 2, 10 or 11. ``quiet`` leaves standard output alone.
+    """Run pytest, and return the exit code of chaoskit: 0, 1, 2, 10 or 11.
+
+    It is 2 for wrong arguments and if there are no tests, 11 if pytest itself fails or is killed,
+    else that of pytest. An interruption of this process also ends pytest.
+
+    Args:
+        quiet: send pytest's output to standard error.
 
     Raises:
-        BadInput: if there is no such suite.
+        BadInput: if there is no such suite, or pytest is not installed.
     """
     if importlib.util.find_spec("pytest") is None:
         raise BadInput("suite", suite, "install pytest")
     command = [sys.executable, "-m", "pytest", *suite_arguments(suite), *arguments]
-    me = os.getpid()
+    parent_pid = os.getpid()
     process = subprocess.Popen(
         command,
         stdout=sys.stderr if quiet else None,
-        preexec_fn=lambda: die_with_parent(me),  # noqa: PLW1509 -- this process has one thread
+        preexec_fn=lambda: die_with_parent(parent_pid),  # noqa: PLW1509 -- this process has one thread
     )
     try:
         code = process.wait()
     except BaseException as error:
         if not (
             getattr(error, "code", None) == EXIT_INTERRUPTED and sys.stdin.isatty()
-        ):  # a terminal's Ctrl-C reaches both
+        ):  # Ctrl-C at a terminal reaches both processes
             process.send_signal(signal.SIGINT)
         process.wait()
         raise

@@ -1,1 +1,1 @@
-"""Commands that train, that speak to a job that trains, and that look at a run."""
+"""Commands that train, that control a running job, and that observe a run."""

@@ -1,4 +1,8 @@
-"""``chaoskit checkpoint``: what is stored below a directory or URL, whether it is whole, and whether it restores."""
+"""``chaoskit checkpoint``: list, verify and prune stored snapshots, and prove that they restore.
+
+-> checkpoint/inspecting.py: the operations. checkpoint/disk/retention.py: the snapshots that stay.
+-> checkpoint/disk/drill.py: the restore drill.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,10 @@ if TYPE_CHECKING:
     from chaoskit.checkpoint.inspecting import Contents, Inspected
 
 app = command_app(
-    "Look at stored snapshots, in a directory or behind a URL, verify them, and prove that they restore."
+    "List, verify and prune snapshots in a directory or at a URL, and prove that they restore."
 )
 
-#: A store's field -> the argument that sets it.
+#: Field of a store -> the argument that sets it.
 FIELDS = {"url": "DIRECTORY", "root": "DIRECTORY"}
 
 Root = Annotated[
@@ -31,15 +35,15 @@ Root = Annotated[
     typer.Argument(
         metavar="DIRECTORY|URL",
         help="Directory of snapshots, as DiskTier and SnapshotWriter have it, or URL as RemoteTier has it: "
-        "s3://bucket/run, gs://bucket/run, file:///mnt/run. Credentials come from the usual places: of S3 "
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of the instance.",
+        "s3://bucket/run, gs://bucket/run, file:///mnt/run. Credentials come from the usual places: "
+        "for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of the instance.",
     ),
 ]
 Endpoint = Annotated[
     str,
     typer.Option(
         metavar="URL",
-        help="Of s3://: where a store listens that is not Amazon's: http://minio:9000.",
+        help="For s3://: address of a store other than Amazon's, such as http://minio:9000.",
     ),
 ]
 Deadline = Annotated[float, typer.Option(help="Remote stores: seconds to retry before failing.")]
@@ -48,42 +52,46 @@ Step = Annotated[int | None, typer.Option(help="Only the newest snapshot of this
 
 @app.command("list")
 def list_(
-    root: Root, endpoint: Endpoint = "", deadline_s: Deadline = 30.0, machine: Json = False
+    root: Root, endpoint: Endpoint = "", deadline_s: Deadline = 30.0, is_json: Json = False
 ) -> None:
-    """List the snapshots, the newest first, and what is damaged, in quarantine or being written.
+    """List the snapshots, the newest first, and those that are damaged or incomplete.
 
-    Manifests are read, data files are not: see [bold]verify[/].
+    Snapshots in quarantine are listed, too. Manifests are read, but no data files: see
+    [bold]verify[/].
 
-    Examples: [cyan]chaoskit checkpoint list checkpoints[/],
-    [cyan]chaoskit checkpoint list s3://bucket/run --endpoint http://minio:9000[/]
+    Examples: [cyan]chaoskit checkpoint list checkpoints[/], [cyan]chaoskit checkpoint list
+    s3://bucket/run --endpoint http://minio:9000[/]
     """
-    with _opened(root, endpoint, deadline_s) as tier:
-        found = tier.contents()
-    rows = [_plain(snapshot) for snapshot in found.snapshots]
-    damaged = [{"name": one.name, "reason": one.reason} for one in found.damaged]
-    if machine:
+    with _open_tier(root, endpoint, deadline_s) as tier:
+        contents = tier.contents()
+    rows = [_plain(snapshot) for snapshot in contents.snapshots]
+    damaged = [
+        {"name": damaged_snapshot.name, "reason": damaged_snapshot.reason}
+        for damaged_snapshot in contents.damaged
+    ]
+    if is_json:
         print_json(
             {
                 "snapshots": rows,
                 "damaged": damaged,
-                "quarantine": found.quarantine,
-                "staging": found.unfinished,
+                "quarantine": contents.quarantine,
+                "staging": contents.unfinished,
             }
         )
         return
     _print_snapshots(rows)
-    for one in damaged:
-        echo(f"{one['name']}  damaged: {one['reason']}")
-    for name in found.quarantine:
+    for row in damaged:
+        echo(f"{row['name']}  damaged: {row['reason']}")
+    for name in contents.quarantine:
         echo(f"{name}  in quarantine")
-    for name in found.unfinished:
+    for name in contents.unfinished:
         echo(f"{name}  not complete")
     if not (rows or damaged):
         echo("no snapshots")
 
 
 def _print_snapshots(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table of whole snapshots."""
+    """Print a table of complete snapshots."""
     from chaoskit.report.tables import Column, DataTable
 
     if not rows:
@@ -108,35 +116,36 @@ def verify(
     quarantine: Annotated[
         bool,
         typer.Option(
-            "--quarantine", help="Set aside what is damaged, so that no restore tries it."
+            "--quarantine",
+            help="Move damaged snapshots to the quarantine, so that no restore uses them.",
         ),
     ] = False,
     endpoint: Endpoint = "",
     deadline_s: Deadline = 30.0,
-    machine: Json = False,
+    is_json: Json = False,
 ) -> int:
     """Read every byte of the snapshots, and compare the digests.
 
-    Of a URL that is as much traffic as restoring all of them: name a --step where
+    Verifying a URL causes as much traffic as restoring all of its snapshots. Name a --step if
     traffic costs money.
 
-    Exit code 0: all are whole, 1: some are damaged, 2: bad input, or a store that
-    refuses or does not answer, 10: there is nothing to verify.
+    Exit code 0: all are whole, 1: some are damaged, 2: bad input, or a store that refuses or does
+    not answer, 10: there is no snapshot to verify.
 
     Example: [cyan]chaoskit checkpoint verify checkpoints --quarantine[/]
     """
-    found: list[dict[str, Any]] = []
-    with _opened(root, endpoint, deadline_s) as tier:
-        for name, damage in _checked(tier, step):
-            place = tier.set_aside(name, damage) if damage and quarantine else tier.place(name)
-            found.append({"name": name, "path": place, "damage": damage})
-            if not machine:
+    verified: list[dict[str, Any]] = []
+    with _open_tier(root, endpoint, deadline_s) as tier:
+        for name, damage in _verify_snapshots(tier, step):
+            path = tier.set_aside(name, damage) if damage and quarantine else tier.place(name)
+            verified.append({"name": name, "path": path, "damage": damage})
+            if not is_json:
                 echo(f"{name}  {'damaged: ' + damage if damage else 'whole'}")
-    failed = any(one["damage"] for one in found)
-    verdict = Verdict.FAILED if failed else Verdict.PASSED if found else Verdict.UNKNOWN
-    if machine:
-        print_json({"verdict": verdict, "snapshots": found})
-    elif not found:
+    failed = any(snapshot["damage"] for snapshot in verified)
+    verdict = Verdict.FAILED if failed else Verdict.PASSED if verified else Verdict.UNKNOWN
+    if is_json:
+        print_json({"verdict": verdict, "snapshots": verified})
+    elif not verified:
         echo("nothing to verify")
     return verdict.exit_code
 
@@ -147,50 +156,48 @@ def restore_drill(
     step: Step = None,
     endpoint: Endpoint = "",
     deadline_s: Deadline = 30.0,
-    machine: Json = False,
+    is_json: Json = False,
 ) -> int:
     """Prove that a snapshot restores: load it in a fresh process, and compare.
 
     Every tensor is loaded twice, with chaoskit's reader and with plain
-    torch.distributed.checkpoint, and the bits of both are compared. Like every
-    load with torch, this unpickles the file .metadata: use it on your own snapshots.
+    torch.distributed.checkpoint, and the bits of both are compared. Like every load with torch,
+    this unpickles the file .metadata: use it on your own snapshots.
 
-    From a URL the snapshot is downloaded first, verified, into a directory below
-    $TMPDIR that is removed afterwards.
+    A snapshot at a URL is first downloaded and verified, into a directory below $TMPDIR that is
+    removed afterwards.
 
-    Exit code 0: it restores, 1: it does not, 2: bad input, or a store that refuses
-    or does not answer, 10: there is nothing to restore.
+    Exit code 0: it restores, 1: it does not, 2: bad input, or a store that refuses or does not
+    answer, 10: there is no snapshot to restore.
 
-    Examples: [cyan]chaoskit checkpoint restore-drill checkpoints --step 1200[/],
-    [cyan]chaoskit checkpoint restore-drill s3://bucket/run[/]
+    Examples: [cyan]chaoskit checkpoint restore-drill checkpoints --step 1200[/], [cyan]chaoskit
+    checkpoint restore-drill s3://bucket/run[/]
     """
-    with _opened(root, endpoint, deadline_s) as tier:
-        chosen = _chosen(tier.contents(), step)[:1]
-        drills = [tier.drill(snapshot) for snapshot in chosen]
+    with _open_tier(root, endpoint, deadline_s) as tier:
+        selected = _select_snapshots(tier.contents(), step)[:1]
+        drills = [tier.drill(snapshot) for snapshot in selected]
     if not drills:
-        if machine:
+        if is_json:
             print_json({"verdict": Verdict.UNKNOWN})
         else:
             echo("nothing to restore")
         return Verdict.UNKNOWN.exit_code
-    found = drills[0]
-    verdict = Verdict.PASSED if found.passed else Verdict.FAILED
-    if machine:
+    drill = drills[0]
+    verdict = Verdict.PASSED if drill.passed else Verdict.FAILED
+    if is_json:
         import msgspec
 
-        print_json({"verdict": verdict, "name": chosen[0].name, **msgspec.to_builtins(found)})
-    elif found.passed:
-        parts = f"{found.tensors} tensors and {found.objects} objects, {_size(found.size_bytes)}"
-        before = f"downloaded in {found.download_s:.2f} s; " if found.download_s else ""
+        print_json({"verdict": verdict, "name": selected[0].name, **msgspec.to_builtins(drill)})
+    elif drill.passed:
+        parts = f"{drill.tensors} tensors and {drill.objects} objects, {_size(drill.size_bytes)}"
+        before = f"downloaded in {drill.download_s:.2f} s; " if drill.download_s else ""
         echo(
-            f"{chosen[0].name} restores: {parts}; {before}{found.ours_s:.2f} s, with plain torch {found.torch_s:.2f} s"
+            f"{selected[0].name} restores: {parts}; {before}{drill.ours_s:.2f} s, with plain torch {drill.torch_s:.2f} s"
         )
     else:
-        reason = (
-            found.problem
-            or f"two readers differ in {', '.join(found.differ) or 'nothing: it is empty'}"
-        )
-        echo(f"{chosen[0].name} does not restore: {reason}")
+        difference = f"two readers differ in {', '.join(drill.differ)}"
+        reason = drill.problem or (difference if drill.differ else "the snapshot is empty")
+        echo(f"{selected[0].name} does not restore: {reason}")
     return verdict.exit_code
 
 
@@ -204,20 +211,23 @@ def prune(
         int, typer.Option(help="Also keep snapshots whose step is a multiple of this.")
     ] = 0,
     budget_gb: Annotated[
-        float, typer.Option(help="All together, in GB (1e9 bytes); the oldest go first.")
+        float,
+        typer.Option(
+            help="Total size to keep, in GB (1e9 bytes); the oldest are deleted first. 0: no limit."
+        ),
     ] = 0.0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")
+        bool, typer.Option("--dry-run", help="List the snapshots to delete, and delete none.")
     ] = False,
     endpoint: Endpoint = "",
     deadline_s: Deadline = 30.0,
-    machine: Json = False,
+    is_json: Json = False,
 ) -> None:
-    """Delete old snapshots, and what dead processes left half written.
+    """Delete old snapshots, and incomplete ones that dead processes have left.
 
-    The newest snapshot stays, and so does the newest one whose digests are right,
-    whatever the options say: it is read for that. Quarantine is left alone. Behind a
-    URL uploads that are not complete stay, too: they go on where they stood.
+    The newest snapshot and the newest snapshot with correct digests always stay. The digests are
+    checked, which reads the snapshot. The quarantine is not changed. Incomplete uploads at a URL
+    stay, too, and can be resumed. [bold]--dry-run[/] does not list incomplete snapshots.
 
     Example: [cyan]chaoskit checkpoint prune checkpoints --keep-last 3 --keep-every 1000[/]
     """
@@ -227,10 +237,10 @@ def prune(
         raise BadInput("budget_gb", budget_gb, "use 0 or more, and a finite number")
     budget_bytes = int(budget_gb * 1e9)
     retention = Retention(keep_last=keep_last, keep_every=keep_every, budget_bytes=budget_bytes)
-    with _opened(root, endpoint, deadline_s, retention) as tier:
+    with _open_tier(root, endpoint, deadline_s, retention) as tier:
         swept = [] if dry_run else tier.sweep()
         names = tier.doomed() if dry_run else tier.prune()
-    if machine:
+    if is_json:
         print_json({"deleted": names, "swept": swept, "dry_run": dry_run})
         return
     for name in [*names, *swept]:
@@ -239,36 +249,49 @@ def prune(
         echo("nothing to delete")
 
 
-def _opened(
+def _open_tier(
     root: str, endpoint: str, deadline_s: float, retention: Retention | None = None
 ) -> AbstractContextManager[Inspected]:
+    """Return a context manager that opens the directory or the store of snapshots.
+
+    Args:
+        retention: the snapshots to keep, for :meth:`Inspected.prune`.
+    """
     from chaoskit.checkpoint.inspecting import opened
 
     return opened(root, endpoint=endpoint, deadline_s=deadline_s, retention=retention)
 
 
-def _checked(tier: Inspected, step: int | None) -> Iterator[tuple[str, str | None]]:
-    """Name and damage of the snapshots that are asked for, one after the other."""
+def _verify_snapshots(tier: Inspected, step: int | None) -> Iterator[tuple[str, str | None]]:
+    """Yield name and damage of each selected snapshot.
+
+    The damage is None if the snapshot is whole. All data of whole snapshots is read.
+    """
     contents = tier.contents()
-    for snapshot in _chosen(contents, step):
+    for snapshot in _select_snapshots(contents, step):
         yield snapshot.name, tier.verify(snapshot)
-    for one in contents.damaged:
-        if step in (None, one.step):
-            yield one.name, one.reason
+    for damaged in contents.damaged:
+        if step in (None, damaged.step):
+            yield damaged.name, damaged.reason
 
 
-def _chosen(contents: Contents, step: int | None) -> list[Snapshot]:
-    """The snapshots that are asked for, the newest first."""
+def _select_snapshots(contents: Contents, step: int | None) -> list[Snapshot]:
+    """Return all snapshots, the newest first, or only the newest snapshot of a step.
+
+    The result is empty if all snapshots of the step are damaged. Raise BadInput if the step does
+    not exist.
+    """
     if step is None:
         return contents.snapshots
     of_step = [snapshot for snapshot in contents.snapshots if snapshot.manifest.step == step]
-    if not of_step and not any(one.step == step for one in contents.damaged):
-        known = ", ".join(str(one.manifest.step) for one in contents.snapshots)
-        raise BadInput("step", step, f"use one of {known or 'none'}")
+    if not of_step and not any(damaged.step == step for damaged in contents.damaged):
+        steps = ", ".join(str(snapshot.manifest.step) for snapshot in contents.snapshots)
+        raise BadInput("step", step, f"use one of {steps or 'none'}")
     return of_step[:1]
 
 
 def _plain(snapshot: Snapshot) -> dict[str, Any]:
+    """Return a snapshot as JSON values."""
     manifest = snapshot.manifest
     return {
         "name": snapshot.name,
@@ -283,4 +306,5 @@ def _plain(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _size(size_bytes: int) -> str:
+    """Format a size in MB or GB."""
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.1f} MB"

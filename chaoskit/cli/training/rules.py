@@ -1,4 +1,7 @@
-"""``chaoskit rules``: log rules on recorded logs."""
+"""``chaoskit rules``: try log rules on recorded logs.
+
+-> rules/replay.py: the replay and its suggestions. rules/engine.py: when a rule fires.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,14 @@ def try_rules(
         ),
     ],
     log: Annotated[
-        Path, typer.Argument(help="What the job printed, with a timestamp at the start of lines.")
+        Path, typer.Argument(help="Log of the job, with a timestamp at the start of lines.")
     ],
     expect: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME:VERDICT",
-            help="This rule shall fire so: slow, hanging, not-a-number, faulted. Repeatable.",
+            help="Rule that must fire with this verdict: slow, hanging, not-a-number or faulted; "
+            "repeatable.",
         ),
     ] = None,
     period_s: Annotated[
@@ -44,119 +48,136 @@ def try_rules(
     ] = None,
     tail_s: Annotated[
         float,
-        typer.Option(
-            help="The log was watched for so many seconds after its last line: a job that hung."
-        ),
+        typer.Option(help="Seconds for which the job was watched after the last line, if it hung."),
     ] = 0.0,
-    machine: Json = False,
+    is_json: Json = False,
 ) -> int:
-    """Run rules over a recorded log: what would have fired, when, and with which action.
+    """Run rules over a recorded log, and show what would have fired, when, and with which action.
 
-    Rules are read as HyperPod's training operator has them. Timestamps are ISO 8601,
-    Python logging's or epochs. Times without a zone count as UTC.
+    Rules are read like those of HyperPod's training operator. Timestamps are ISO 8601, Python
+    logging's or epochs. Times without a zone count as UTC.
 
-    Limits that are far from the waits seen in the log get a suggestion: twice the
-    longest wait that was not called hanging.
+    Limits that are far from the waits in the log get a suggestion: twice the longest wait that did
+    not count as hanging.
 
-    Exit code 0: nothing fired, 1: something did, 2: bad input. With [bold]--expect[/]
-    0: exactly the expected fired, 1: something else did, or one of them did not.
+    Exit code 0: no rule fired, 1: a rule fired, 2: bad input. With [bold]--expect[/] 0: exactly the
+    expected rules fired, 1: another rule fired, or an expected one did not.
 
-    Examples: [cyan]chaoskit rules test job.yaml healthy.log[/],
-    [cyan]chaoskit rules test job.yaml hung.log --tail-s 600 --expect JobHangingDetection:hanging[/]
+    Examples: [cyan]chaoskit rules test job.yaml healthy.log[/], [cyan]chaoskit rules test job.yaml
+    hung.log --tail-s 600 --expect JobHangingDetection:hanging[/]
     """
-    known = read_rules(rules)
-    wanted = _expected(expect or [], {rule.name for rule in known})
-    found = replay_log(known, log, period_s=period_s, tail_s=tail_s)
-    fired = {(one.rule, one.verdict.value) for replayed in found for one in replayed.alarms}
-    ok = fired == wanted
-    if machine:
-        expected = [{"rule": name, "verdict": verdict} for name, verdict in sorted(wanted)]
-        print_json({"ok": ok, "expected": expected, "rules": [plain(one) for one in found]})
+    parsed_rules = read_rules(rules)
+    expected_alarms = _parse_expected(expect or [], {rule.name for rule in parsed_rules})
+    replays = replay_log(parsed_rules, log, period_s=period_s, tail_s=tail_s)
+    fired = {(alarm.rule, alarm.verdict.value) for replayed in replays for alarm in replayed.alarms}
+    ok = fired == expected_alarms
+    if is_json:
+        expected = [{"rule": name, "verdict": verdict} for name, verdict in sorted(expected_alarms)]
+        print_json(
+            {"ok": ok, "expected": expected, "rules": [plain(replayed) for replayed in replays]}
+        )
         return 0 if ok else EXIT_FAILED
-    shown = console()
-    shown.print(render(found))
-    for name, verdict in sorted(wanted - fired):
-        shown.print(f"expected, and did not fire: {name}: {verdict}", style="red")
-    for name, verdict in sorted(fired - wanted) if wanted else ():
-        shown.print(f"not expected: {name}: {verdict}", style="red")
+    terminal = console()
+    terminal.print(render(replays))
+    for name, verdict in sorted(expected_alarms - fired):
+        terminal.print(f"expected, and did not fire: {name}: {verdict}", style="red")
+    for name, verdict in sorted(fired - expected_alarms) if expected_alarms else ():
+        terminal.print(f"not expected: {name}: {verdict}", style="red")
     return 0 if ok else EXIT_FAILED
 
 
-def _expected(given: list[str], names: set[str]) -> set[tuple[str, str]]:
-    verdicts = [one.value for one in RuleVerdict if one != RuleVerdict.STOPPED]
-    wanted = set()
-    for one in given:
-        name, _, verdict = one.rpartition(":")
+def _parse_expected(pairs: list[str], names: set[str]) -> set[tuple[str, str]]:
+    """Return the rule and the verdict of each NAME:VERDICT pair.
+
+    Args:
+        names: the names of the rules.
+
+    Raises:
+        BadInput: if a name or a verdict does not exist.
+    """
+    verdicts = [verdict.value for verdict in RuleVerdict if verdict != RuleVerdict.STOPPED]
+    alarms = set()
+    for pair in pairs:
+        name, _, verdict = pair.rpartition(":")
         if name not in names:
             example = closest_name(name, names) or "NAME"
             raise BadInput(
-                "expect", one, f"write {example}:VERDICT with one of {', '.join(sorted(names))}"
+                "expect", pair, f"write {example}:VERDICT with one of {', '.join(sorted(names))}"
             )
         if verdict not in verdicts:
-            raise BadInput("expect", one, f"write NAME:VERDICT with one of {', '.join(verdicts)}")
-        wanted.add((name, verdict))
-    return wanted
+            raise BadInput("expect", pair, f"write NAME:VERDICT with one of {', '.join(verdicts)}")
+        alarms.add((name, verdict))
+    return alarms
 
 
-def plain(found: Replay) -> dict[str, Any]:
-    """What one rule made of the log, as plain data. Times in seconds since 1970, or since the start of the log."""
-    points = found.points
+def plain(replayed: Replay) -> dict[str, Any]:
+    """Return the replay of one rule as JSON values.
+
+    Times are seconds since 1970, or since the start of the log.
+    """
+    points = replayed.points
     return {
-        "name": found.rule.name,
+        "name": replayed.rule.name,
         "points": len(points),
         "first_s": points[0].time_s if points else None,
         "last_s": points[-1].time_s if points else None,
-        "gap_s": _named(spread(found.gaps_s)),
-        "value": _named(spread(found.values)),
-        "fired": [msgspec.to_builtins(one) for one in found.fired],
-        "warnings": found.warnings,
-        "suggestions": [msgspec.to_builtins(one) for one in suggest(found)],
+        "gap_s": _spread_json(spread(replayed.gaps_s)),
+        "value": _spread_json(spread(replayed.values)),
+        "fired": [msgspec.to_builtins(alarm) for alarm in replayed.fired],
+        "warnings": replayed.warnings,
+        "suggestions": [msgspec.to_builtins(hint) for hint in suggest(replayed)],
     }
 
 
-def _named(found: tuple[float, float, float] | None) -> dict[str, float] | None:
-    return dict(zip(("min", "median", "max"), found, strict=True)) if found else None
+def _spread_json(values: tuple[float, float, float] | None) -> dict[str, float] | None:
+    """Return a spread as a JSON object; None if there is none."""
+    return dict(zip(("min", "median", "max"), values, strict=True)) if values else None
 
 
-def render(found: list[Replay]) -> RenderableType:
-    """Render what the rules made of the log."""
+def render(replays: list[Replay]) -> RenderableType:
+    """Return the replays of all rules as a table, alarms in the order of time, and hints."""
     rule = Column("rule", is_heading=True)
     table = DataTable(
         rule, Column("points", is_number=True), *map(Column, ("first", "last", "gaps, s", "metric"))
     )
-    for one in found:
+    for replayed in replays:
         ends = (
-            [show_time(point.time_s) for point in (one.points[0], one.points[-1])]
-            if one.points
+            [show_time(point.time_s) for point in (replayed.points[0], replayed.points[-1])]
+            if replayed.points
             else ["", ""]
         )
         table.add_row(
-            Text(one.rule.name),
-            str(len(one.points)),
+            Text(replayed.rule.name),
+            str(len(replayed.points)),
             *ends,
-            _spread(one.gaps_s),
-            _spread(one.values),
+            _spread_text(replayed.gaps_s),
+            _spread_text(replayed.values),
         )
-    said: list[RenderableType] = [Text("gaps and metrics: least / median / greatest", "dim")]
-    everything = sorted(
-        (fired for one in found for fired in one.fired), key=lambda fired: fired.time_s
+    lines: list[RenderableType] = [Text("gaps and metrics: least / median / greatest", "dim")]
+    alarms = sorted(
+        (fired for replayed in replays for fired in replayed.fired), key=lambda fired: fired.time_s
     )
-    for fired in everything:
+    for fired in alarms:
         text = f"{show_time(fired.time_s)}  {fired.rule}: {fired.verdict}, {fired.reason}"
         stopped = fired.verdict == RuleVerdict.STOPPED
-        said.append(
+        lines.append(
             Text(text if stopped else f"{text} -> {fired.action}", "" if stopped else "red")
         )
-    if not any(one.alarms for one in found):
-        said.append(Text("nothing would have fired", "green"))
-    for one in found:
-        said += [Text(f"warning: {one.rule.name}: {warning}", "yellow") for warning in one.warnings]
-        for hint in suggest(one):
-            text = f"hint: {one.rule.name}: {hint.field}={hint.setting_s:g}, and {hint.suggested_s:g} would fit:"
-            said.append(Text(f"{text} {hint.reason}", "dim"))
-    return Group(table, *said)
+    if not any(replayed.alarms for replayed in replays):
+        lines.append(Text("nothing would have fired", "green"))
+    for replayed in replays:
+        lines += [
+            Text(f"warning: {replayed.rule.name}: {warning}", "yellow")
+            for warning in replayed.warnings
+        ]
+        for hint in suggest(replayed):
+            setting = f"{replayed.rule.name}: {hint.field}={hint.setting_s:g}"
+            text = f"hint: {setting}; {hint.suggested_s:g} would fit:"
+            lines.append(Text(f"{text} {hint.reason}", "dim"))
+    return Group(table, *lines)
 
 
-def _spread(values: list[float]) -> str:
-    found = spread(values)
-    return " / ".join(f"{value:.4g}" for value in found) if found else ""
+def _spread_text(values: list[float]) -> str:
+    """Format least, median and greatest value; empty if there are none."""
+    summary = spread(values)
+    return " / ".join(f"{number:.4g}" for number in summary) if summary else ""

@@ -1,4 +1,7 @@
-"""``chaoskit trace``: export a run as an OpenTelemetry trace."""
+"""``chaoskit trace``: export a run as an OpenTelemetry trace.
+
+-> observe/spans.py: the spans. observe/otel.py: the export.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import typer
 from chaoskit.cli.output import EXIT_FAILED, Json, RunDirectory, command_app, print_json
 from chaoskit.errors import BadInput
 from chaoskit.observe import otel
-from chaoskit.observe.follow import Follower, newest_run
+from chaoskit.observe.follower import Follower, newest_run
 
 app = command_app()
 
@@ -22,24 +25,26 @@ def trace(
     otlp_endpoint: Annotated[
         str,
         typer.Option(
-            metavar="URL", help="Send it to this OTLP/HTTP receiver, such as http://localhost:4318."
+            metavar="URL",
+            help="Send the trace to this OTLP/HTTP receiver, such as http://localhost:4318.",
         ),
     ] = "",
     file: Annotated[
-        Path | None, typer.Option(help="Write it into this file, as OTLP/JSON.")
+        Path | None, typer.Option(help="Write the trace to this file, as OTLP/JSON.")
     ] = None,
-    machine: Json = False,
+    is_json: Json = False,
 ) -> int:
-    """Export a run as an OpenTelemetry trace: each recovery a span, its phases within.
+    """Export a run as an OpenTelemetry trace: each recovery is a span that contains its phases.
 
-    One trace a run. Exported twice, it is the same trace.
+    Give [bold]--otlp-endpoint[/], [bold]--file[/], or both. A run has one trace. A second export
+    yields the same trace.
 
-    Exit code 0: exported, 1: the receiver did not take it, 2: bad input.
+    Exit code 0: exported, 1: the receiver did not accept it, 2: bad input.
 
     Example: [cyan]chaoskit trace --file trace.json[/]
     """
     if not otlp_endpoint and file is None:
-        raise BadInput("otlp_endpoint", "", "name a receiver, or a file by --file")
+        raise BadInput("otlp_endpoint", "", "name a receiver, or give --file")
     url = otel.validate_endpoint("otlp_endpoint", otlp_endpoint) if otlp_endpoint else ""
     otel.require_libraries("otlp_endpoint" if url else "file", url or str(file))
     directory = newest_run(run_dir)
@@ -49,27 +54,27 @@ def trace(
         raise BadInput(
             "run_dir",
             str(directory),
-            "name a run of this version: it does not say when it was started",
+            "name a run of this version: its journals do not have the start of the run",
         )
-    spans = otel.encode_run(follower)
+    spans = otel.encode_run(follower, follower.started)
     if file is not None:
         otel.write_file(spans, file)
-    taken = otel.post(spans, url) if url else None
-    if machine:
+    is_accepted = otel.post(spans, url) if url else None
+    if is_json:
         trace_id = format(spans[0].context.trace_id, "032x") if spans[0].context else ""
         print_json(
             {
                 "trace_id": trace_id,
                 "spans": len(spans),
                 "file": str(file) if file else None,
-                "taken": taken,
+                "taken": is_accepted,
             }
         )
     else:
         sys.stdout.write(
-            f"{len(spans)} spans{f' in {file}' if file else ''}{f', sent to {url}' if taken else ''}\n"
+            f"{len(spans)} spans{f' in {file}' if file else ''}{f', sent to {url}' if is_accepted else ''}\n"
         )
-    if taken is False:
-        sys.stderr.write(f"chaoskit: {url} did not take the spans\n")
+    if is_accepted is False:
+        sys.stderr.write(f"chaoskit: {url} did not accept the spans\n")
         return EXIT_FAILED
     return 0

@@ -1,8 +1,12 @@
-"""How many shards each rank gets, so that all are ready at the same time: a pure state machine that counts steps.
+"""The balancer of shards: it sizes the shares of the ranks so that all finish a step together.
 
-Shards are moved only when that promises a good part of the step time, again and again; when the ranks are alike again
-everybody gets as many as before. Each move makes the next one wait, ever longer while they follow each other, so that
-a machine whose pace changes all the time is not rearranged all the time.
+It is a pure state machine that counts steps. Shards are moved only when a move promises a good
+part of the step time, in several rounds in a row. When the ranks are equally fast again, all get
+equal shares again. Each move is followed by a pause, which doubles while moves follow each other:
+a machine with an unsteady pace must not cause moves all the time.
+
+-> coordinator/detectors/workload.py turns a proposal into an event;
+coordinator/membership/assignment.py: which shards move. stragglers.py: a slow rank is given up.
 """
 
 from __future__ import annotations
@@ -12,28 +16,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from chaoskit.coordinator.detectors.pace import Pace
+from chaoskit.coordinator.detectors.pace import RankPace
 
 #: The part of the step time that a move must save.
 LEAST_GAIN = 0.15
 #: Rounds in which one and the same move must promise enough, one after the other.
 SUSTAINED = 3
-#: The same where it would promise nothing if all had the CPUs to themselves: as a rule that passes.
+#: Such rounds for a move that would promise nothing if all ranks had the CPUs to themselves. Such
+#: a shortage usually passes by itself.
 SUSTAINED_STARVED = 30
-#: Ranks count as alike only when from equal shares no move promises more than this part of what is enough.
+#: Ranks are alike only if no move from equal shares promises more than this part of LEAST_GAIN.
 ALIKE = 0.7
-#: Rounds in which they must be so for the way back, which nobody waits for.
+#: Rounds in a row in which the ranks must be alike before the move back to equal shares.
 SUSTAINED_ALIKE = 6
-#: Rounds after a move in which there is no other; twice as many after each that follows soon.
+#: Rounds without a move after each move; twice as many after each move that follows soon.
 PAUSE = 10
 PAUSE_MAX = 640
-#: So many pauses without a move, and the next pause is a short one again.
+#: Rounds without a move, as a multiple of the pause, after which the next pause is short again.
 _CALM = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """``shares``: worker -> number of shards. ``gain``: the part of the step time that is saved; 0 for equal shares."""
+    """A proposal to change the shares.
+
+    Attributes:
+        shares: worker -> number of shards.
+        gain: the part of the step time that is saved, from 0 to 1; 0 for the return to equal
+            shares.
+        step_s: the step time with the present shares, in seconds.
+    """
 
     shares: dict[str, int]
     gain: float
@@ -41,13 +53,18 @@ class Proposal:
 
 
 class Cost(NamedTuple):
-    """What a rank needs for a step, in seconds: ``shard_s`` for each shard, ``fixed_s`` whatever it has."""
+    """The time in seconds that a rank needs for a step.
+
+    Attributes:
+        shard_s: time for each shard.
+        fixed_s: time for the rest of the step, whatever the number of shards.
+    """
 
     shard_s: float
     fixed_s: float = 0.0
 
     def takes_s(self, count: int) -> float:
-        """With so many shards."""
+        """Return the duration of a step with ``count`` shards."""
         return self.fixed_s + self.shard_s * count
 
 
@@ -55,9 +72,9 @@ Costs = Mapping[str, Cost]
 
 
 def split(costs: Costs, current: Mapping[str, int]) -> dict[str, int]:
-    """The split whose slowest rank is done first; of several, one that moves few shards.
+    """Return the shares with the shortest step; among equals, those that move few shards.
 
-    Everybody keeps a shard: who has none could never show that it is faster again.
+    Every rank keeps a shard: a rank without one could never show that it is faster again.
 
     Args:
         costs: by worker; ``shard_s`` is above 0.
@@ -70,12 +87,15 @@ def split(costs: Costs, current: Mapping[str, int]) -> dict[str, int]:
 
 
 def _within(cost: Cost, limit_s: float) -> int:
-    """Shards that are done in time; what is equal but for rounding counts as equal."""
+    """Return the number of shards that a rank finishes within ``limit_s``."""
     return max(1, int((limit_s - cost.fixed_s) / cost.shard_s + 1e-9))
 
 
 def _fill(costs: Costs, counts: dict[str, int], total: int) -> dict[str, int]:
-    """Give the remaining shards, one by one, to whoever is done with one more first."""
+    """Add the shards that are missing to ``total`` to ``counts``, and return it.
+
+    Each goes to the rank that finishes first with one more.
+    """
     queue = [
         (costs[worker].takes_s(count + 1), place, worker)
         for place, (worker, count) in enumerate(counts.items())
@@ -89,45 +109,58 @@ def _fill(costs: Costs, counts: dict[str, int], total: int) -> dict[str, int]:
 
 
 def slowest_s(costs: Costs, shares: Mapping[str, int]) -> float:
-    """When the last rank is done with its shards."""
+    """Return the duration of a step on the slowest rank, with these shares."""
     return max(costs[worker].takes_s(count) for worker, count in shares.items())
 
 
-def gain(costs: Costs, now: Mapping[str, int], then: Mapping[str, int], rest_s: float) -> float:
-    """The part of the step time that other shares save. ``rest_s``: what a step takes besides."""
-    return 1 - (slowest_s(costs, then) + rest_s) / (slowest_s(costs, now) + rest_s)
+def gain(
+    costs: Costs, shares_before: Mapping[str, int], shares_after: Mapping[str, int], rest_s: float
+) -> float:
+    """Return the part of the step time that ``shares_after`` saves over ``shares_before``.
+
+    It is below 0 if a step takes longer with ``shares_after``.
+
+    Args:
+        rest_s: the part of a step that does not depend on the shares.
+    """
+    return 1 - (slowest_s(costs, shares_after) + rest_s) / (
+        slowest_s(costs, shares_before) + rest_s
+    )
 
 
 class Balancer:
-    """Proposes other shares."""
+    """Balancer that proposes other shares once they have promised a gain for long enough."""
 
     def __init__(self) -> None:
-        self._candidate: dict[str, int] | None = None  # a move that promises enough
-        self._streak = 0  # rounds on end in which it has done so
-        self._alike = 0  # rounds on end in which the ranks were alike, and their shares not
-        self._rest, self._pause, self._calm = 0, PAUSE, 0
+        self._candidate: dict[str, int] | None = None  # shares that promise enough
+        self._streak = 0  # rounds in a row in which the candidate has promised enough
+        self._alike_rounds = 0  # rounds in a row with equally fast ranks and unequal shares
+        self._pause_left, self._pause, self._rounds_since_move = 0, PAUSE, 0
 
-    def look(self, shares: Mapping[str, int], paces: Mapping[str, Pace]) -> Proposal | None:
-        """After each round.
+    def look(self, shares: Mapping[str, int], paces: Mapping[str, RankPace]) -> Proposal | None:
+        """Return the move that is due after this round, or None. Called once a round.
+
+        A returned move counts as made. A move is followed by a pause, in which None is returned.
 
         Args:
-            shares: worker -> shards, as they are.
-            paces: of the same workers.
+            shares: worker -> the shards that it has now.
+            paces: the paces of the same workers.
         """
-        self._calm += 1
-        if self._calm > _CALM * self._pause:
+        self._rounds_since_move += 1
+        if self._rounds_since_move > _CALM * self._pause:
             self._pause = PAUSE
-        if self._rest:
-            self._rest -= 1
+        if self._pause_left:
+            self._pause_left -= 1
             return None
-        found = self._move(shares, paces) or self._return(shares, paces)
-        if found is not None:
-            self._candidate, self._streak, self._alike = None, 0, 0
-            self._rest, self._calm = self._pause, 0
+        proposal = self._move(shares, paces) or self._return(shares, paces)
+        if proposal is not None:
+            self._candidate, self._streak, self._alike_rounds = None, 0, 0
+            self._pause_left, self._rounds_since_move = self._pause, 0
             self._pause = min(PAUSE_MAX, 2 * self._pause)
-        return found
+        return proposal
 
-    def _move(self, shares: Mapping[str, int], paces: Mapping[str, Pace]) -> Proposal | None:
+    def _move(self, shares: Mapping[str, int], paces: Mapping[str, RankPace]) -> Proposal | None:
+        """Return a move to the best shares; None until a candidate has promised enough for long."""
         costs, rest_s = (
             {worker: Cost(pace.shard_s, pace.other_s) for worker, pace in paces.items()},
             exchange_s(paces),
@@ -142,40 +175,47 @@ class Balancer:
             self._candidate = None
             return None
         self._streak += 1
-        own = {
+        costs_unstarved = {
             worker: Cost(pace.own_s + pace.input_s, pace.other_s) for worker, pace in paces.items()
         }
-        is_own = gain(own, shares, self._candidate, rest_s) >= LEAST_GAIN
-        if self._streak < (SUSTAINED if is_own else SUSTAINED_STARVED):
+        pays_unstarved = gain(costs_unstarved, shares, self._candidate, rest_s) >= LEAST_GAIN
+        if self._streak < (SUSTAINED if pays_unstarved else SUSTAINED_STARVED):
             return None
-        best = split(costs, shares)
-        return Proposal(best, gain(costs, shares, best, rest_s), slowest_s(costs, shares) + rest_s)
+        best_shares = split(costs, shares)
+        return Proposal(
+            best_shares, gain(costs, shares, best_shares, rest_s), slowest_s(costs, shares) + rest_s
+        )
 
-    def _return(self, shares: Mapping[str, int], paces: Mapping[str, Pace]) -> Proposal | None:
-        """The way back, when all are equally fast. A move from there must not promise enough to be made again."""
+    def _return(self, shares: Mapping[str, int], paces: Mapping[str, RankPace]) -> Proposal | None:
+        """Return the move back to equal shares, once all ranks have been equally fast for long.
+
+        None is returned if a move away from equal shares would soon promise enough again.
+        """
         costs, rest_s = (
             {worker: Cost(pace.shard_s, pace.other_s) for worker, pace in paces.items()},
             exchange_s(paces),
         )
-        even = split(dict.fromkeys(costs, Cost(1.0)), shares)
+        equal_shares = split(dict.fromkeys(costs, Cost(1.0)), shares)
         if (
             min(cost.shard_s for cost in costs.values()) <= 0
-            or even == shares
+            or equal_shares == shares
             or not _is_uneven(shares)
         ):
-            self._alike = 0
+            self._alike_rounds = 0
             return None
         shards_s = [cost.shard_s for cost in costs.values()]
         are_alike = (1 - LEAST_GAIN) * max(shards_s) < min(shards_s)
-        are_alike &= gain(costs, even, split(costs, even), rest_s) < ALIKE * LEAST_GAIN
-        self._alike = self._alike + 1 if are_alike else 0
-        if self._alike < SUSTAINED_ALIKE:
+        are_alike &= (
+            gain(costs, equal_shares, split(costs, equal_shares), rest_s) < ALIKE * LEAST_GAIN
+        )
+        self._alike_rounds = self._alike_rounds + 1 if are_alike else 0
+        if self._alike_rounds < SUSTAINED_ALIKE:
             return None
-        return Proposal(even, 0.0, slowest_s(costs, shares) + rest_s)
+        return Proposal(equal_shares, 0.0, slowest_s(costs, shares) + rest_s)
 
 
-def exchange_s(paces: Mapping[str, Pace]) -> float:
-    """What a step takes besides the work of its ranks: the last one to come waits for nobody."""
+def exchange_s(paces: Mapping[str, RankPace]) -> float:
+    """Return the duration of the exchange in a step: the wait of the rank that came last to it."""
     return min(pace.wait_s for pace in paces.values())
 
 

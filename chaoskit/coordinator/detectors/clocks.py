@@ -1,58 +1,80 @@
-"""Wall clocks of nodes and their workers beside the coordinator's: a pure state machine. Nothing is decided by them."""
+"""The offsets of the wall clocks of nodes and workers from the coordinator's clock.
+
+No decision depends on these findings. A pure state machine.
+
+-> agent/coordinator_link.py measures the offset of a node; health/limits.py has the limit.
+coordinator/handlers/on_measurement.py reports the findings.
+"""
 
 from __future__ import annotations
 
 import math
 
 from chaoskit.health.clock import judge_offset
-from chaoskit.health.limits import Limits
-from chaoskit.wire.messages import Finding, Heartbeat
+from chaoskit.health.limits import HealthLimits
+from chaoskit.wire.messages import ClockOffset, Finding, Heartbeat
 
-#: A clock that was off is right again below this share of the limit: else one near it would be told of all the time.
+#: A clock that was off is right again below this share of the limit. Without such a margin, a clock
+#: near the limit would be reported all the time.
 _CALM = 0.5
 
 
 class Clocks:
-    """Hears heartbeats, and says when the clock of a node is found right, off, or right again."""
+    """Watch over the clocks of nodes.
+
+    A node is reported when its clocks are first read, when one is off, and when all are right
+    again.
+    """
 
     def __init__(self) -> None:
-        self._limits = Limits()
-        self._off: dict[str, str] = {}  # by node: whose clock is off; "" where none is
+        self._limits = HealthLimits()
+        # node -> the node, or a worker there, with a clock that is off; "" for none
+        self._clocks_off: dict[str, str] = {}
 
     def forget(self, node: str) -> None:
-        """Another agent speaks for it from now on."""
-        self._off.pop(node, None)
+        """Forget the clocks of a node that has a new agent: its first reading is reported again."""
+        self._clocks_off.pop(node, None)
 
     def hear(self, heartbeat: Heartbeat) -> Finding | None:
-        """None where that is no news."""
-        if heartbeat.clock is None:
+        """Take in a heartbeat. Return a finding if the state of a clock has changed, else None.
+
+        The first reading of a node is a finding, too, also if all is right. None is returned for a
+        heartbeat without a reading.
+        """
+        offset = heartbeat.clock
+        if offset is None:
             return None
-        aheads_ms, limit_ms = _aheads_ms(heartbeat), self._limits.clock_offset_warn_ms
-        known = self._off.get(heartbeat.node)
-        if known and abs(aheads_ms.get(known, 0.0)) > limit_ms * _CALM:
+        aheads_ms, limit_ms = _aheads_ms(heartbeat, offset), self._limits.clock_offset_warn_ms
+        reported_name = self._clocks_off.get(heartbeat.node)
+        if reported_name and abs(aheads_ms.get(reported_name, 0.0)) > limit_ms * _CALM:
             return None
-        worst = max(aheads_ms, key=lambda one: abs(aheads_ms[one]))
-        off = worst if abs(aheads_ms[worst]) > limit_ms else ""
-        if off == known:
+        worst = max(aheads_ms, key=lambda name: abs(aheads_ms[name]))
+        name_off = worst if abs(aheads_ms[worst]) > limit_ms else ""
+        if name_off == reported_name:
             return None
-        self._off[heartbeat.node] = off
+        self._clocks_off[heartbeat.node] = name_off
         side = "ahead of" if aheads_ms[worst] > 0 else "behind"
         detail = (
-            f"{worst} is {side} the coordinator, within {heartbeat.clock.error_ms:.3g} ms"
-            if off
+            f"{worst} is {side} the coordinator, within {offset.error_ms:.3g} ms"
+            if name_off
             else ""
         )
         return judge_offset(aheads_ms[worst], self._limits, detail)
 
 
-def _aheads_ms(heartbeat: Heartbeat) -> dict[str, float]:
-    """How far the clocks of a node and of its workers are ahead of the coordinator's, as far as that is certain."""
-    assert heartbeat.clock is not None
-    node_ms, error_ms = heartbeat.clock.ahead_ms, heartbeat.clock.error_ms
-    found_ms = {heartbeat.node: node_ms} | {
-        beat.worker: node_ms + beat.clock_ms for beat in heartbeat.beats
+def _aheads_ms(heartbeat: Heartbeat, offset: ClockOffset) -> dict[str, float]:
+    """Return how far the clocks of a node are ahead of the coordinator's, in milliseconds.
+
+    The keys are the names of the node and of its workers. The error of the measurement is
+    subtracted.
+
+    Args:
+        offset: the offset of the node's clock.
+    """
+    measured_ms = {heartbeat.node: offset.ahead_ms} | {
+        beat.worker: offset.ahead_ms + beat.clock_ms for beat in heartbeat.beats
     }
     return {
-        one: math.copysign(max(0.0, abs(ahead_ms) - error_ms), ahead_ms)
-        for one, ahead_ms in found_ms.items()
+        name: math.copysign(max(0.0, abs(ahead_ms) - offset.error_ms), ahead_ms)
+        for name, ahead_ms in measured_ms.items()
     }

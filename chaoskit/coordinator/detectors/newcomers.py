@@ -1,7 +1,13 @@
-"""Nodes that join, and the link of each to one that is there: a pure state machine.
+"""Tests of the link between each node that joins and another one: a pure state machine.
 
-A link has two ends. So a node is refused only when all of some tries failed, against different nodes where there are
-some, and one of these is known to be well connected. Nothing waits for a test: a node that is needed earlier is used.
+A link has two ends. A node is refused only if several tests failed, against different nodes where
+possible, and one of these nodes is known to be well connected. No decision waits for a test: a node
+that is needed earlier is used.
+
+-> daemon/link_probe.py makes the tests; health/pair.py judges one, by the limits in
+health/limits.py. coordinator/detectors/fitness.py refuses the node;
+coordinator/handlers/on_measurement.py sends the orders. Links that break during training:
+coordinator/detectors/links.py.
 """
 
 from __future__ import annotations
@@ -16,200 +22,262 @@ import msgspec
 from chaoskit.coordinator.membership.membership import Membership
 from chaoskit.coordinator.outputs import Send
 from chaoskit.health import pair
-from chaoskit.health.limits import Limits
+from chaoskit.health.limits import HealthLimits
 from chaoskit.wire.messages import AgentHello, Finding, LinksMeasured, MeasureLinks, PairReading
 
-#: So many tests must fail, with so long a pause before each but the first.
+#: Number of tests that must fail, and the pause before each further test.
 TRIES = 3
 AGAIN_S = 0.25
-#: What is worth a warning is a reason to refuse a node where the links of the others are so many times better.
+#: Factor by which the links of others must be better to make a finding of severity "warn" a reason
+#: to refuse a node.
 MUCH = 10.0
 
 
 @dataclass
 class _Trial:
-    """A node on trial. ``number``: of the test that is under way; 0 for none."""
+    """A node on trial.
+
+    Attributes:
+        number: number of the test that is under way; 0 for none.
+        peer: the node at the other end of the last test.
+        due_s: earliest time of the next test.
+        failed_findings: node at the other end -> findings of the failed test.
+        tries: number of failed tests.
+        passed_reading: the reading of the test that passed; None before.
+        passed_findings: findings of the test that passed.
+        reported_findings: the findings that were last reported.
+    """
 
     number: int = 0
     peer: str = ""
     due_s: float = -math.inf
-    failed: dict[str, list[Finding]] = field(default_factory=dict)  # by the node at the other end
+    failed_findings: dict[str, list[Finding]] = field(default_factory=dict)
     tries: int = 0
-    passed: PairReading | None = None
-    found: list[Finding] = field(default_factory=list)  # when it passed
-    told: tuple[Finding, ...] = ()
+    passed_reading: PairReading | None = None
+    passed_findings: list[Finding] = field(default_factory=list)
+    reported_findings: tuple[Finding, ...] = ()
 
 
 class Newcomers:
-    """Has every node that joins test its link to another one, and says what it finds.
+    """Trials of the nodes that join: each tests its link to another node.
 
     Args:
-        first: no test has this number or a smaller one, as those may be tests of another coordinator.
+        first: the numbers of the tests start above it; lower ones may belong to another
+            coordinator.
     """
 
     def __init__(self, first: int = 0) -> None:
-        self._limits = Limits()
-        self._doors: dict[str, tuple[str, int]] = {}
+        self._limits = HealthLimits()
+        self._addresses: dict[str, tuple[str, int]] = {}
         self._trials: dict[str, _Trial] = {}
         self._count = first
 
     def introduce(self, hello: AgentHello) -> None:
-        """A node has come, perhaps again: then what it was asked is asked anew, as its answer may be lost."""
-        self._doors[hello.node] = (hello.host, hello.port)
+        """Take in the address of a node that has connected. Its open test is ordered again."""
+        self._addresses[hello.node] = (hello.host, hello.port)
         if hello.node in self._trials:
             self._trials[hello.node].number = 0
 
     def forget(self, node: str) -> None:
-        """Another agent speaks for it from now on, or its links may be others."""
+        """Forget the trial of a node that has a new agent, or may have other links."""
         self._trials.pop(node, None)
 
     def can_test(self, node: str) -> bool:
-        """Whether others can connect to a node, as far as it has said where."""
-        return self._doors.get(node, ("", 0))[1] > 0
+        """Return whether a node has announced a port at which others can connect to it."""
+        return self._addresses.get(node, ("", 0))[1] > 0
 
     def order(self, membership: Membership, attached: Collection[str], now_s: float) -> list[Send]:
-        """The tests that are due."""
-        there = self._there(membership, attached)
-        ranked = _ranked(membership)
-        sent = []
-        for node in there:
-            if node in ranked and node not in self._trials:
+        """Return the orders of the tests that are due: one for each node on trial, at most.
+
+        A node that has joined since the last call is put on trial here.
+        """
+        testable_nodes = self._testable(membership, attached)
+        ranked_nodes = _ranked(membership)
+        orders = []
+        for node in testable_nodes:
+            if node in ranked_nodes and node not in self._trials:
                 continue  # it trains, and was on trial before another coordinator, if at all
             trial = self._trials.setdefault(node, _Trial())
-            if trial.number or trial.passed or trial.tries >= TRIES or now_s < trial.due_s:
+            if trial.number or trial.passed_reading or trial.tries >= TRIES or now_s < trial.due_s:
                 continue
-            if not (peers := self._peers(node, there, ranked)):
+            if not (peers := self._peers(node, testable_nodes, ranked_nodes)):
                 continue
             self._count += 1
             trial.number, trial.peer = self._count, peers[trial.tries % len(peers)]
-            target = (trial.peer, *self._doors[trial.peer])
-            sent.append(Send(node, MeasureLinks(self._count, (target,), joins=True)))
-        return sent
+            target = (trial.peer, *self._addresses[trial.peer])
+            orders.append(Send(node, MeasureLinks(self._count, (target,), joins=True)))
+        return orders
 
     def answer(self, answer: LinksMeasured, is_heard: Callable[[str], bool], now_s: float) -> None:
-        """What a test came to. ``is_heard``: whether we ourselves are in contact with a node."""
+        """Take in the result of a test. A failed test counts only if the other end is in contact.
+
+        An answer to another test than the last one of its node is ignored.
+
+        Args:
+            is_heard: returns True for a node that is in contact with the coordinator.
+        """
         trial = self._trials.get(answer.node)
         if trial is None or trial.number != answer.number or not answer.links:
             return
         trial.number, reading = 0, answer.links[0]
-        found = self._judge(reading)
-        if all(one.severity != "bad" for one in found):
-            trial.passed, trial.found = reading, [_named(one, trial.peer) for one in found]
+        findings = self._judge(reading)
+        if all(finding.severity != "bad" for finding in findings):
+            trial.passed_reading, trial.passed_findings = (
+                reading,
+                [_with_peer(finding, trial.peer) for finding in findings],
+            )
             return
         trial.due_s = now_s + AGAIN_S
-        if is_heard(trial.peer):  # else it is not the link
+        if is_heard(trial.peer):  # otherwise the peer failed, not the link
             trial.tries += 1
-            trial.failed[trial.peer] = found
+            trial.failed_findings[trial.peer] = findings
 
     def news(self, membership: Membership) -> list[tuple[str, tuple[Finding, ...]]]:
-        """What is known now of nodes whose trial is over, and was not told like that before."""
-        ranked, news = _ranked(membership), []
+        """Return (node, findings) for each finished trial with findings that are new or changed.
+
+        They count as reported from now on.
+        """
+        ranked_nodes, news = _ranked(membership), []
         for node, trial in self._trials.items():
-            found = tuple(self._findings(trial, ranked))
-            if found and found != trial.told:
-                trial.told = found
-                news.append((node, found))
+            findings = tuple(self._findings(trial, ranked_nodes))
+            if findings and findings != trial.reported_findings:
+                trial.reported_findings = findings
+                news.append((node, findings))
         return news
 
     def untested(self, membership: Membership, attached: Collection[str]) -> frozenset[str]:
-        """Nodes whose trial is not over, and can be held."""
-        there, ranked = self._there(membership, attached), _ranked(membership)
-        over = {
-            node for node, trial in self._trials.items() if trial.passed or trial.tries >= TRIES
+        """Return the nodes with a trial that is not over, although another node can be its peer."""
+        testable_nodes, ranked_nodes = self._testable(membership, attached), _ranked(membership)
+        finished_nodes = {
+            node
+            for node, trial in self._trials.items()
+            if trial.passed_reading or trial.tries >= TRIES
         }
         return frozenset(
-            node for node in there if node not in over and self._peers(node, there, ranked)
+            node
+            for node in testable_nodes
+            if node not in finished_nodes and self._peers(node, testable_nodes, ranked_nodes)
         )
 
-    def _there(self, membership: Membership, attached: Collection[str]) -> list[str]:
-        """Nodes that could be at either end of a test, by name."""
-        out = membership.unfit - membership.on_probation
-        doors = (node for node in membership.nodes if node in attached and self.can_test(node))
-        return sorted(node for node in doors if node not in out)
+    def _testable(self, membership: Membership, attached: Collection[str]) -> list[str]:
+        """Return the nodes that could be at either end of a test, by name."""
+        unfit = membership.unfit - membership.on_probation
+        attached_nodes = (
+            node for node in membership.nodes if node in attached and self.can_test(node)
+        )
+        return sorted(node for node in attached_nodes if node not in unfit)
 
-    def _peers(self, node: str, there: Sequence[str], ranked: Collection[str]) -> list[str]:
-        """Against whom, in this order: rather nodes that train; each newcomer begins with another one."""
-        first = [one for one in there if one in ranked and one != node]
-        rest = [one for one in there if one not in ranked and one != node]
-        return [*_from(first, node), *_from(rest, node)]
+    def _peers(self, node: str, nodes: Sequence[str], ranked_nodes: Collection[str]) -> list[str]:
+        """Return the nodes to test ``node`` against, in order: nodes that train come first.
+
+        Each newcomer begins with another one of them.
+        """
+        first = [peer for peer in nodes if peer in ranked_nodes and peer != node]
+        rest = [peer for peer in nodes if peer not in ranked_nodes and peer != node]
+        return [*_rotated(first, node), *_rotated(rest, node)]
 
     def _judge(self, reading: PairReading) -> list[Finding]:
-        """As by hand, but stricter where others show what this network can do."""
-        found = [one for one in pair.judge(reading, self._limits) if one.what.startswith("pair.")]
-        passed = [trial.passed for trial in self._trials.values() if trial.passed is not None]
+        """Return the findings of a reading, by the usual limits and by the links that passed.
+
+        No finding is "bad" if the link passes.
+        """
+        findings = [
+            finding
+            for finding in pair.judge(reading, self._limits)
+            if finding.what.startswith("pair.")
+        ]
+        readings = [trial.passed_reading for trial in self._trials.values() if trial.passed_reading]
         return [
-            self._compare(one, [other for link in passed for other in _values(link, one.what)])
-            for one in found
+            self._compare(
+                finding, [other for link in readings for other in _values(link, finding.what)]
+            )
+            for finding in findings
         ]
 
     def _compare(self, finding: Finding, others: Sequence[float]) -> Finding:
+        """Return ``finding``, made "bad" if it is a warning and other links are ``MUCH`` better."""
         if finding.severity != "warn" or not others or not isinstance(finding.value, float):
             return finding
-        usual = sorted(others)[len(others) // 2]
-        times = (
-            finding.value / usual
+        usual_value = sorted(others)[len(others) // 2]
+        ratio = (
+            finding.value / usual_value
             if finding.what.endswith("_ms")
-            else usual / max(finding.value, 1e-9)
+            else usual_value / max(finding.value, 1e-9)
         )
-        if times < MUCH:
+        if ratio < MUCH:
             return finding
         return msgspec.structs.replace(
-            finding, severity="bad", detail=f"usual between the others: {usual:.4g}"
+            finding, severity="bad", detail=f"the usual value of other links is {usual_value:.4g}"
         )
 
-    def _findings(self, trial: _Trial, ranked: Collection[str]) -> list[Finding]:
-        """Of a trial that is over. What failed tells of this node only if the other end is known to be well."""
-        if trial.passed is not None:
-            failed = (_softened(one, peer) for peer, found in trial.failed.items() for one in found)
-            return [*trial.found, *(one for one in failed if one.severity != "ok")]
+    def _findings(self, trial: _Trial, ranked_nodes: Collection[str]) -> list[Finding]:
+        """Return the findings of a trial, or none while it is under way.
+
+        Failed tests count against the node only if a node at the other end is known to be well.
+        """
+        if trial.passed_reading is not None:
+            failed_findings = (
+                _as_warning(finding, peer)
+                for peer, findings in trial.failed_findings.items()
+                for finding in findings
+            )
+            return [
+                *trial.passed_findings,
+                *(finding for finding in failed_findings if finding.severity != "ok"),
+            ]
         if trial.tries < TRIES:
             return []
-        told = _named if any(self._is_well(peer, ranked) for peer in trial.failed) else _softened
+        add_peer = (
+            _with_peer
+            if any(self._is_well(peer, ranked_nodes) for peer in trial.failed_findings)
+            else _as_warning
+        )
         return [
-            told(one, peer)
-            for peer, found in trial.failed.items()
-            for one in found
-            if one.severity == "bad"
+            add_peer(finding, peer)
+            for peer, findings in trial.failed_findings.items()
+            for finding in findings
+            if finding.severity == "bad"
         ]
 
-    def _is_well(self, node: str, ranked: Collection[str]) -> bool:
+    def _is_well(self, node: str, ranked_nodes: Collection[str]) -> bool:
+        """Return whether a node is known to have good links: it passed its trial, or trains."""
         trial = self._trials.get(node)
-        return trial.passed is not None if trial is not None else node in ranked
+        return trial.passed_reading is not None if trial is not None else node in ranked_nodes
 
 
 def _ranked(membership: Membership) -> frozenset[str]:
-    """The nodes of the ranks, once a world has settled; also while the next one is being formed."""
+    """Return the nodes of the ranks, once a world has settled, and while the next one forms."""
     plan = membership.plan
     if plan is None or not (membership.settled or plan.generation > 1):
         return frozenset()
     return frozenset(member.node for member in plan.members)
 
 
-def _from(nodes: Sequence[str], node: str) -> list[str]:
-    """The same in a circle, from the one that follows ``node`` on."""
-    at = bisect(nodes, node)
-    return [*nodes[at:], *nodes[:at]]
+def _rotated(nodes: Sequence[str], node: str) -> list[str]:
+    """Return the sorted ``nodes``, rotated to begin with the one that follows ``node``."""
+    start = bisect(nodes, node)
+    return [*nodes[start:], *nodes[:start]]
 
 
 def _values(reading: PairReading, what: str) -> tuple[float, ...]:
-    """What a test measured of what a finding is about."""
-    of = {
+    """Return the measurements that a finding with the name ``what`` is about."""
+    values = {
         "pair.connect_ms": (reading.connect_ms,),
         "pair.rtt_ms": reading.rtt_ms,
         "pair.sent_mb_s": (reading.sent_mb_s,),
         "pair.received_mb_s": (reading.received_mb_s,),
     }
-    return of.get(what, ())
+    return values.get(what, ())
 
 
-def _named(finding: Finding, peer: str) -> Finding:
-    """With the node at the other end."""
+def _with_peer(finding: Finding, peer: str) -> Finding:
+    """Return ``finding`` with the node at the other end in its detail."""
     return msgspec.structs.replace(
         finding, detail="; ".join(filter(None, (f"to {peer}", finding.detail)))
     )
 
 
-def _softened(finding: Finding, peer: str) -> Finding:
-    """The same as a warning: it may be the fault of the other end."""
+def _as_warning(finding: Finding, peer: str) -> Finding:
+    """Return ``finding`` as a warning at most: the other end may be at fault."""
     severity = "warn" if finding.severity == "bad" else finding.severity
-    return msgspec.structs.replace(_named(finding, peer), severity=severity)
+    return msgspec.structs.replace(_with_peer(finding, peer), severity=severity)

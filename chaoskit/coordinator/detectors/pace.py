@@ -1,4 +1,10 @@
-"""How fast each rank is, from what the boards of their workers say. Pure: counts steps, and knows no clock."""
+"""The pace of each rank, from the progress boards of the workers.
+
+Pure: it counts steps and reads no clock.
+
+-> runtime/step/stopwatch.py measures the times in the worker; agent/worker_handle.py reads them.
+coordinator/detectors/balance.py and stragglers.py judge the paces.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +16,24 @@ from typing import NamedTuple
 
 from chaoskit.wire.messages import Beat, Effort
 
-#: A pace is the median over as many samples; half of them are needed to change it.
+#: Least number of samples of a pace, which is their median: half of them are needed to change it.
 WINDOW_SAMPLES = 5
-#: Steps may be much shorter than what a scheduler does to them: the samples cover at least so much time.
+#: Least time that the samples cover: the scheduler can delay a rank for much longer than a step.
 WINDOW_S = 0.5
 _SAMPLES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """What a rank needs, in seconds: for one shard ``compute_s`` and ``input_s``; for one step ``wait_s`` in the
-    reduction and ``other_s`` for the rest. ``starved_s``: of a shard, time without a CPU; more than that, where steps
-    are waited for with a busy thread.
+class RankPace:
+    """The times in seconds that a rank needs for a shard and for a step.
+
+    Attributes:
+        compute_s: computation of one shard.
+        input_s: input of one shard.
+        wait_s: wait in the reduction of one step.
+        other_s: rest of one step.
+        starved_s: time without a CPU during one shard; it is larger where a busy thread waits for
+            steps.
     """
 
     compute_s: float
@@ -32,19 +44,19 @@ class Pace:
 
     @property
     def shard_s(self) -> float:
-        """One shard, from its fetch to its sum."""
+        """The time for one shard, from its fetch to its sum."""
         return self.compute_s + self.input_s
 
     @property
     def own_s(self) -> float:
-        """The computation of one shard, as far as nobody else had the CPU."""
+        """The computation of one shard, without the time in which other processes had the CPU."""
         return max(0.0, self.compute_s - self.starved_s)
 
 
 class _Sample(NamedTuple):
-    """Of the steps between two beats. ``took_s``: all of them together."""
+    """The pace in the steps between two beats. ``took_s`` is the duration of all of them."""
 
-    pace: Pace
+    pace: RankPace
     took_s: float
 
 
@@ -54,9 +66,10 @@ class _Window:
     def __init__(self, effort: Effort) -> None:
         self._effort = effort
         self._samples: deque[_Sample] = deque(maxlen=_SAMPLES_MAX)
-        self.is_fresh = False  # since somebody looked
+        self.is_fresh = False  # a sample was added since the last round
 
     def hear(self, effort: Effort) -> None:
+        """Add a sample of the steps since the last one, if there are any."""
         before = self._effort
         steps, shards = effort.steps - before.steps, effort.shards - before.shards
         if steps <= 0 or shards <= 0:
@@ -69,7 +82,7 @@ class _Window:
         wait_s = (effort.wait_ms - before.wait_ms) / 1e3
         other_s = (effort.other_ms - before.other_ms) / 1e3
         starved_s = max(0.0, effort.starved_ms - before.starved_ms) / 1e3
-        pace = Pace(
+        pace = RankPace(
             compute_s / shards,
             input_s / shards,
             wait_s / steps,
@@ -86,43 +99,49 @@ class _Window:
 
     @property
     def _covered_s(self) -> float:
+        """The duration of all steps in the window."""
         return sum(sample.took_s for sample in self._samples)
 
     @property
     def is_full(self) -> bool:
+        """True if there are enough samples for a median."""
         enough = len(self._samples) >= WINDOW_SAMPLES and self._covered_s >= WINDOW_S
         return enough or len(self._samples) == _SAMPLES_MAX
 
     @property
-    def latest(self) -> Pace:
-        """Of the last sample alone."""
+    def latest(self) -> RankPace:
+        """The pace of the last sample alone."""
         return self._samples[-1].pace
 
-    def pace(self) -> Pace:
-        """The median of each part by itself: a single slow step moves none of them."""
+    def pace(self) -> RankPace:
+        """Return the median of each part of the pace, which a single slow step does not change."""
         paces = [sample.pace for sample in self._samples]
-        return Pace(*(median(getattr(pace, one.name) for pace in paces) for one in fields(Pace)))
+        return RankPace(
+            *(median(getattr(pace, part.name) for pace in paces) for part in fields(RankPace))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Every member has taken a step since the last round, or several if they are shorter than a heartbeat.
+    """The paces of all members, each of which has taken one or more steps since the last round.
 
-    ``paces``: by worker, what is usual for it. ``latest``: in these steps alone.
+    Attributes:
+        paces: worker -> its usual pace.
+        latest: worker -> its pace in the steps since the last round.
     """
 
-    paces: Mapping[str, Pace]
-    latest: Mapping[str, Pace]
+    paces: Mapping[str, RankPace]
+    latest: Mapping[str, RankPace]
 
 
 class Paces:
-    """Hears beats, and says how fast the members are as soon as all of them have something new to tell."""
+    """Paces of all workers, from their beats, in rounds: all members take a step in each."""
 
     def __init__(self) -> None:
         self._windows: dict[str, _Window] = {}
 
     def hear(self, beats: Iterable[Beat]) -> None:
-        """Beats of live workers."""
+        """Take in beats of live workers. A beat without an effort changes nothing."""
         for beat in beats:
             if beat.effort is None:
                 continue
@@ -131,9 +150,10 @@ class Paces:
             self._windows[beat.worker].hear(beat.effort)
 
     def round(self, members: Collection[str]) -> Round | None:
-        """The paces of ``members``; None before each of them has taken a step since the last time.
+        """Return the paces of ``members``, once each has taken a step since the last round.
 
-        Whoever is no member is forgotten: it may come back years later.
+        None is returned before, and as long as a member has too few samples. Workers that are no
+        members are forgotten, because their samples would be out of date.
         """
         for worker in [worker for worker in self._windows if worker not in members]:
             del self._windows[worker]

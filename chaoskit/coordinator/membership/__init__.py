@@ -1,1 +1,1 @@
-"""The membership of a job: which workers train in which generation, from which state, with which shards."""
+"""The membership of a job: the workers of each generation, their state and their shards."""

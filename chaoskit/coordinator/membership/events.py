@@ -1,4 +1,12 @@
-"""What happens to a run, and what is to be done about it: the events and actions of the membership."""
+"""Events and actions of a membership.
+
+A message of a worker or a node is an event itself if it concerns the membership. The other
+events are decided by the coordinator. All of them can be written to the log: a membership is what
+the replay of its events gives.
+
+-> coordinator/membership/apply.py: what each event changes; coordinator/effects.py: what follows
+from each action. The messages are in wire/messages/.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +14,38 @@ from dataclasses import dataclass
 
 import msgspec
 
-from chaoskit.elastic import events as elastic
-from chaoskit.vocabulary import Phase
-from chaoskit.wire.messages import Endpoint, Plan, RuleFired, Snapshot
+from chaoskit.wire.messages import (
+    Healed,
+    LendNodes,
+    NodeLost,
+    NoticeCancelled,
+    Plan,
+    ReturnNodes,
+    RuleFired,
+    ScaleTo,
+    Sealed,
+    SourceFailed,
+    SpotNotice,
+    WorkerDone,
+    WorkerLost,
+    WorkerReady,
+)
 
-# -- what happens -------------------------------------------------------------------------------------------------
+# -- nodes -----------------------------------------------------------------------------------------
 
 
-class Event(msgspec.Struct, frozen=True, tag=True):
-    """Base of all events. They can be written down: a membership is what the replay of its events gives."""
+class Decided(msgspec.Struct, frozen=True, tag=True):
+    """Base of the events that the coordinator decides."""
 
 
-class NodeJoined(Event, frozen=True):
-    """``incarnation``: which agent speaks for the node; its workers live as long as it does.
+class NodeJoined(Decided, frozen=True):
+    """A node takes part.
 
-    ``started``: workers that it has ever started, as far as it knows: names with lower numbers are taken.
-    ``proves``: it gets no workers before it is :class:`Fit`, as nobody needs it yet.
+    Attributes:
+        incarnation: the agent that speaks for the node; its workers live as long as that agent.
+        started: workers that the node has ever started, as far as it knows: names with lower
+            numbers are taken.
+        proves: no rank needs the node yet, so it gets no workers before it is :class:`Fit`.
     """
 
     node: str
@@ -31,212 +55,74 @@ class NodeJoined(Event, frozen=True):
 
     @property
     def machine(self) -> str:
-        """One boot of one kernel and one network: the same for each agent that is started there, and each container.
+        """The boot and the network of the node, which all agents and containers there share.
 
-        A container that is started again has another list of pids, and a pod that replaces one has another network.
+        A container that is started again has another list of pids, and a pod that replaces one has
+        another network.
         """
         boot, *others = self.incarnation.split("/")
         return "/".join((boot, *others[-2:-1]))
 
 
-class NodeLost(Event, frozen=True):
-    """A node and all its workers are gone.
+class LeftOut(Decided, frozen=True):
+    """Nodes cannot reach others, so their workers are given up.
 
-    ``met``: the members of some plan have met each other, or may have: then they may have trained unseen. ``silent``:
-    it is not known to have ended, and may come back with the copies that it keeps.
+    They get no workers until :class:`Readmitted`.
     """
-
-    node: str
-    detail: str = ""
-    met: bool = True
-    silent: bool = False
-
-
-class WorkerReady(Event, frozen=True):
-    """A started worker can take a rank."""
-
-    worker: str
-    node: str
-    endpoint: Endpoint
-    fingerprint: str = ""
-
-
-class Suspicion(msgspec.Struct, frozen=True):
-    """Why a rank was ended that may have been healthy: it was in ``phase`` for ``age_s``; the limit was ``limit_s``."""
-
-    phase: Phase
-    age_s: float
-    limit_s: float
-
-
-class WorkerLost(Event, frozen=True):
-    """``cause`` and the rest are no business of the membership: the next coordinator may have to tell them.
-
-    But ``aside`` is: nothing is started on its node any more, if there is another one. So is ``trained_in``, the
-    generation in which it last committed a step, 0 for none: all members of that one had the state of the training.
-    """
-
-    worker: str
-    cause: str = ""
-    detail: str = ""
-    detected_ns: int = 0
-    aside: bool = False
-    trained_in: int = 0
-    suspicion: Suspicion | None = None
-
-
-class Settled(Event, frozen=True):
-    """Every member of ``generation`` has built its group. They do so before any of them commits a step in it.
-
-    That a step was committed may be known first, and of a generation that is over: then its members had the state.
-
-    ``ended``: members that are known to have ended by now, and whose loss is the next event.
-    """
-
-    generation: int
-    ended: tuple[str, ...] = ()
-
-
-class Healed(Event, frozen=True):
-    """A member has the state of the training: it pulled it, or committed a step with it.
-
-    ``generation``: in which it stands; 0 for the last one.
-    """
-
-    worker: str
-    generation: int = 0
-
-
-class Sealed(Event, frozen=True):
-    """What can be read on a node, after it was asked by :class:`Recall` ``number``."""
-
-    node: str
-    snapshots: tuple[Snapshot, ...]
-    number: int = 0
-    committed: int = 0
-
-
-class SourceFailed(Event, frozen=True):
-    """A copy could not be restored; one that is corrupt is never taken again."""
-
-    snapshot: Snapshot
-    corrupt: bool
-
-
-class Convicted(Event, frozen=True):
-    """The numbers of these workers were found corrupt. Each of them that is still there is lost after this."""
-
-    workers: tuple[str, ...]
-
-
-class Stalled(Event, frozen=True):
-    """All members of ``generation`` wait for each other. ``by``: the worker that reported that first, if one did."""
-
-    generation: int
-    by: str = ""
-
-
-class WorkerDone(Event, frozen=True):
-    """A member committed ``step``, the last one."""
-
-    worker: str
-    step: int
-
-
-class JobFailed(Event, frozen=True):
-    """The user's code failed in a way that would repeat on every rank."""
-
-    reason: str
-
-
-class Tick(Event, frozen=True):
-    """Time passed."""
-
-
-class GenerationSeen(Event, frozen=True):
-    """A node has seen ``generation`` and started so many workers, more than is known: a part of the record was lost."""
-
-    generation: int
-    node: str = ""
-    started: int = 0
-
-
-class Resumes(Event, frozen=True):
-    """The job goes on from what an earlier run has stored, the newest of it in ``generation``."""
-
-    generation: int
-
-
-class LeftOut(Event, frozen=True):
-    """These nodes cannot reach others: their workers are given up, and they get none until :class:`Returned`."""
 
     nodes: tuple[str, ...]
     detail: str = ""
 
 
-class Returned(Event, frozen=True):
+class Readmitted(Decided, frozen=True):
     """Nodes that were left out reach all others again."""
 
     nodes: tuple[str, ...]
 
 
-class Unfit(Event, frozen=True):
-    """A node is not fit to train: its workers are given up, and it gets none until another agent speaks for it."""
+class Unfit(Decided, frozen=True):
+    """A node is not fit to train, so its workers are given up.
+
+    It gets no workers until it was lost and has joined again with another agent.
+    """
 
     node: str
     detail: str = ""
 
 
-class Behind(Event, frozen=True):
-    """A rank that leaves at the end of the job has not committed the last step, and the others are done."""
-
-    worker: str
-
-
-class Fit(Event, frozen=True):
-    """A node on probation has proved itself."""
+class Fit(Decided, frozen=True):
+    """A node on probation has proved itself, or is needed at once."""
 
     node: str
 
 
-class Rebalanced(Event, frozen=True):
-    """Ranks are not equally fast: from the next step boundary on each has so many shards.
-
-    Whoever of them goes on into later generations keeps its part as far as the others leave it.
-    """
-
-    shares: dict[str, int]
-
-
-class Resized(Event, frozen=True):
-    """The world shall have ``size`` ranks, and none on the ``idle`` nodes: who has one there leaves without a loss.
-
-    ``swap_by_s``: until then it may stay for who is being started in its place.
-    """
-
-    size: int
-    idle: tuple[str, ...] = ()
-    reason: str = ""
-    swap_by_s: float | None = None
-
-
-class Evicted(Event, frozen=True):
+class Evicted(Decided, frozen=True):
     """The workers of a node have not left in time: they are given up."""
 
     node: str
     detail: str = ""
 
 
-class Elastic(Event, frozen=True):
-    """What the size of the world follows from. No business of the membership: see :class:`Resized`."""
-
-    what: elastic.Event
+# -- workers and generations -----------------------------------------------------------------------
 
 
-class Ruled(Event, frozen=True):
-    """A log rule has ``workers`` given up; the loss of each of them follows. No business of the membership.
+class Convicted(Decided, frozen=True):
+    """The numbers of workers were found corrupt.
 
-    ``generation``: in which it was decided. ``aside``: the node gets no more workers.
+    The loss of each of them that still lives follows.
+    """
+
+    workers: tuple[str, ...]
+
+
+class Ruled(Decided, frozen=True):
+    """A log rule has workers given up; the loss of each of them follows.
+
+    The membership ignores this event. The next coordinator reads it in the log.
+
+    Attributes:
+        generation: the generation in which it was decided.
+        aside: the node gets no more workers.
     """
 
     fired: RuleFired
@@ -245,47 +131,150 @@ class Ruled(Event, frozen=True):
     aside: bool = False
 
 
-AnyEvent = (
+class Behind(Decided, frozen=True):
+    """A leaver at the end of the job has not committed the last step, and the others are done."""
+
+    worker: str
+
+
+class Settled(Decided, frozen=True):
+    """Every member of ``generation`` has built its group.
+
+    No member commits a step in it before. A committed step may be known first, and of a generation
+    that is over: then its members had the state.
+
+    Attributes:
+        ended: members that are known to have ended by now; their loss is the next event.
+    """
+
+    generation: int
+    ended: tuple[str, ...] = ()
+
+
+class Stalled(Decided, frozen=True):
+    """The generation is to be planned again: it broke, or all its members wait for each other.
+
+    Attributes:
+        by: the worker that reported first that it broke; "" if no worker did.
+    """
+
+    generation: int
+    by: str = ""
+
+
+# -- the world and the job -------------------------------------------------------------------------
+
+
+class Resized(Decided, frozen=True):
+    """The world shall have ``size`` ranks, and none on the ``idle`` nodes.
+
+    Ranks there leave without a loss.
+
+    Attributes:
+        swap_by_s: until then, a leaver may stay for the worker that is started in its place.
+    """
+
+    size: int
+    idle: tuple[str, ...] = ()
+    reason: str = ""
+    swap_by_s: float | None = None
+
+
+class Rebalanced(Decided, frozen=True):
+    """Ranks are not equally fast: from the next step boundary on, each has so many shards.
+
+    Ranks that go on into later generations keep their part as far as the others leave it.
+    """
+
+    shares: dict[str, int]
+
+
+class PolicyTick(Decided, frozen=True):
+    """A wait of the elastic policy is over.
+
+    The membership ignores this event: see :class:`Resized`.
+    """
+
+
+class RunFailed(Decided, frozen=True):
+    """The job cannot succeed any more, for example because its script fails on every rank."""
+
+    reason: str
+
+
+class Resumes(Decided, frozen=True):
+    """The job goes on from snapshots of an earlier run, the newest of them of ``generation``."""
+
+    generation: int
+
+
+class GenerationSeen(Decided, frozen=True):
+    """A node knows more than the log, which has therefore lost entries.
+
+    Attributes:
+        generation: the newest generation that the node has seen; 0 for none.
+        started: number of workers that the node has ever started.
+    """
+
+    generation: int
+    node: str = ""
+    started: int = 0
+
+
+class Tick(Decided, frozen=True):
+    """Time passed."""
+
+
+#: Requests for the elastic policy. The membership ignores them: see :class:`Resized`.
+SizeRequest = ScaleTo | LendNodes | SpotNotice | NoticeCancelled | ReturnNodes
+
+MembershipEvent = (
     NodeJoined
     | NodeLost
+    | LeftOut
+    | Readmitted
+    | Unfit
+    | Fit
+    | Evicted
     | WorkerReady
     | WorkerLost
-    | Settled
+    | WorkerDone
     | Healed
+    | Convicted
+    | Ruled
+    | Behind
+    | Settled
+    | Stalled
     | Sealed
     | SourceFailed
-    | Convicted
-    | Stalled
-    | WorkerDone
-    | JobFailed
-    | Tick
-    | GenerationSeen
-    | Resumes
-    | LeftOut
-    | Returned
-    | Unfit
-    | Behind
-    | Fit
-    | Rebalanced
     | Resized
-    | Evicted
-    | Elastic
-    | Ruled
+    | Rebalanced
+    | SizeRequest
+    | PolicyTick
+    | RunFailed
+    | Resumes
+    | GenerationSeen
+    | Tick
 )
 
 
-# -- what to do about it ------------------------------------------------------------------------------------------
+# -- actions ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class StartWorker:
+class OrderStart:
+    """Start a worker on a node."""
+
     node: str
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class StopWorker:
-    """End a worker that was given up, in case that it still runs."""
+class OrderStop:
+    """End a worker that was given up or has left, in case that it still runs.
+
+    ``cause``: such as "lost"; "left" for a worker that has left in order.
+    """
 
     worker: str
     cause: str
@@ -293,28 +282,43 @@ class StopWorker:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
+    """Send a plan to the nodes of its members and leavers, and to observers."""
+
     plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
-    """Ask a node which copies of the state can be read there."""
+class AskForCopies:
+    """Ask a node which copies of the state can be read there.
+
+    ``number`` is that of the question.
+    """
 
     node: str
     number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishJob:
+    """End the job.
+
+    Attributes:
+        ok: the job has succeeded.
+        reason: the reason, in words.
+    """
+
     ok: bool
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """Nothing is started on ``node`` any more: too many of its workers were lost lately."""
+    """Write to the journal that a node is set aside: too many of its workers were lost lately.
+
+    It gets no more workers, as long as another node can have them.
+    """
 
     node: str
 
 
-Action = StartWorker | StopWorker | Publish | Recall | Finish | SetAside
+Action = OrderStart | OrderStop | Publish | AskForCopies | FinishJob | SetAside

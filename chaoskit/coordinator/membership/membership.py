@@ -1,361 +1,384 @@
-"""Who is in: the pure state machine that turns joins and losses into generations.
+"""The membership of a job: its state, and properties that are derived from it.
 
-Each class that it is built on has one part of it and uses only those below: what is known (``roll.py``), who works
-where (``staffing.py``), who is in the next world (``succession.py``), how it begins when nobody has the state
-(``renewal.py``). Here is what each event does, and what is decided then.
+Only :func:`~chaoskit.coordinator.membership.handle.handle` changes it: it takes in an event and
+returns the actions that follow.
 
-Who has the state of the training decides what may be published. Until the first generation settles nobody has trained:
-every worker builds the same weights from the seed, and fresh ones may replace all. From then on the members of that
-generation hold the state; a worker that joins later holds it once it is :class:`Healed`. A generation must therefore be
-reported :class:`Settled` before any of its members may commit a step. A report may be lost with its node, though: if
-the members have met, the others count from then on as if it had settled.
+The workers that have the state of the training decide which plans may be published. No worker has
+trained until the first generation settles: every worker builds the same weights from the seed, and
+fresh workers may replace all of them. From then on the members of that generation hold the state. A
+worker that joins later holds the state once it is
+:class:`~chaoskit.coordinator.membership.events.Healed`. So a generation must be reported
+:class:`~chaoskit.coordinator.membership.events.Settled` before any of its members may commit a
+step. The report may be lost with its node: once the members have met, the generation counts as
+settled when one of them is lost.
 
-When a node has seen a generation of which nothing is known, the record of the run was lost. Nobody can tell any more
-who held the state: all workers of before are given up, and fresh ones begin with the newest sealed copies. When a node
-has started more workers than are known, the record has lost its end.
+-> coordinator/membership/apply.py: the changes by each event; coordinator/membership/decide.py: the
+next plan or the end; coordinator/membership/state.py: the data.
+coordinator/membership/elasticity.py: the wanted size under an elastic policy.
 """
 
 from __future__ import annotations
 
-import math
-
+from chaoskit.config import RunConfig
 from chaoskit.coordinator.membership.assignment import name_order
-from chaoskit.coordinator.membership.events import (
-    Action,
-    AnyEvent,
-    Behind,
-    Convicted,
-    Evicted,
-    Finish,
-    Fit,
-    GenerationSeen,
-    Healed,
-    JobFailed,
-    LeftOut,
-    NodeJoined,
-    NodeLost,
-    Publish,
-    Rebalanced,
-    Resized,
-    Resumes,
-    Returned,
-    Sealed,
-    Settled,
-    SourceFailed,
-    Stalled,
-    Tick,
-    Unfit,
-    WorkerDone,
-    WorkerLost,
-    WorkerReady,
+from chaoskit.coordinator.membership.copy_search import CopySearch
+from chaoskit.coordinator.membership.limits import LIMITS, Limits
+from chaoskit.coordinator.membership.policies import POLICIES, Policies
+from chaoskit.coordinator.membership.state import (
+    Failures,
+    Generations,
+    LiveWorkers,
+    Nodes,
+    RunStatus,
+    TargetWorld,
+    Training,
 )
-from chaoskit.coordinator.membership.renewal import Renewal
-from chaoskit.plaintext import plural
-from chaoskit.vocabulary import EXITED, SLOW
-
-#: When nobody can train, so many starts in a row that come to nothing end the job.
-STARTS_MAX = 8
+from chaoskit.coordinator.membership.strikes import Strikes
+from chaoskit.wire.messages import Plan
 
 
-class Membership(Renewal):
-    """Keeps ``nodes`` members and ``spares`` spares going, one generation after the other."""
+class Membership:
+    """Nodes and their live workers: those with a rank, the spares, and those that have the state.
 
-    def handle(self, event: AnyEvent, now_s: float) -> list[Action]:
-        """Take in one event. The start-up time counts from the first call."""
-        if self._finished:
-            return []
-        self._deadline_s = min(self._deadline_s, now_s + self._config.startup_s)
-        chores = self._take_in(event, now_s)
-        if self._swap_by_s is not None and now_s >= self._swap_by_s:
-            self._swap_by_s = None
-        if self._config.job.sharded:
-            self._look_at_pieces()
-        chores += self._recall(now_s)
-        decision = self._decide(now_s)
-        if isinstance(decision, Finish):
-            self._finished = True
-            return [decision]
-        return [decision, *chores] if decision else chores
+    Args:
+        config: settings of the run.
+        policies: pure decisions, which tests replace.
+        limits: time limits that are no settings.
+    """
 
-    # -- events ---------------------------------------------------------------------------------------------------
+    def __init__(
+        self, config: RunConfig, *, policies: Policies = POLICIES, limits: Limits = LIMITS
+    ) -> None:
+        self.config, self.policies, self.limits = config, policies, limits
+        self.target = TargetWorld(size=config.nodes)
+        self.known_nodes = Nodes(
+            strikes=Strikes(config.strikes_max),
+            unfit={*config.quarantined, *config.on_probation},
+            on_probation=set(config.on_probation).difference(config.quarantined),
+        )
+        self.workers = LiveWorkers()
+        self.failures = Failures()
+        self.generations = Generations()
+        self.training = Training()
+        self.search = CopySearch(limits, policies.restorable)
+        self.status = RunStatus()
 
-    def _take_in(self, event: AnyEvent, now_s: float) -> list[Action]:
-        match event:
-            case NodeJoined() | Returned() | Fit():
-                return self._gain(event, now_s)
-            case NodeLost() | LeftOut() | Unfit() | Evicted():
-                return self._part_with(event, now_s)
-            case WorkerReady() | WorkerLost() | Healed() | WorkerDone():
-                return self._hear_of_worker(event, now_s)
-            case Settled() | Stalled():
-                return self._hear_of_generation(event, now_s)
-            case Sealed() | SourceFailed() | Convicted():
-                self._hear_of_copies(event, now_s)
-            case Resized(size, idle, _, swap_by_s):
-                self._size, self._idle, self._swap_by_s = size, set(idle), swap_by_s
-                return self._vacate(now_s)
-            case Rebalanced(shares) if self.may_rebalance:
-                self._shares = dict(shares)
-            case Behind(worker) if worker in self.parting and self._holders.intersection(
-                self.members
-            ):
-                return self._lose([worker], "left", now_s)
-            case JobFailed(reason):
-                self._failure = reason
-            case GenerationSeen(generation, node, started):
-                self._lose_record(generation, node, started)
-            case Resumes(generation):
-                self._floor, self._record_lost, self._trained, self._resumes = (
-                    generation,
-                    True,
-                    True,
-                    True,
-                )
-            case Tick():
-                self._launched |= (
-                    self._may_launch(now_s) if self._record_lost else self._may_start(now_s)
-                )
-                return self._start_missing([], now_s)
-        return []
-
-    def _gain(self, event: NodeJoined | Returned | Fit, now_s: float) -> list[Action]:
-        """There is a node more that may have workers."""
-        match event:
-            case NodeJoined(node, _, started, proves) if node not in self._nodes:
-                self._nodes.append(node)
-                self._strikes.meet(node, event.machine)
-                if proves:
-                    self._unfit.add(node)
-                    self._on_probation.add(node)
-                self._silent.pop(node, None)
-                self._started[node] = max(self._started.get(node, 0), started)
-                self._launched |= self._may_start(now_s)
-            case Returned(nodes):
-                self._left_out.difference_update(nodes)
-            case Fit(node) if node not in self._config.quarantined:
-                self._unfit.discard(node)
-                self._on_probation.discard(node)
-                self._launched |= self._may_start(now_s)
-            case _:
-                return []
-        return self._start_missing([], now_s)
-
-    def _part_with(self, event: NodeLost | LeftOut | Unfit | Evicted, now_s: float) -> list[Action]:
-        """A node is lost, or is to have no workers any more."""
-        match event:
-            case NodeLost(node, _, met, silent) if node in self._nodes:
-                self._nodes.remove(node)
-                if silent:  # its agent ends when its own lease is over
-                    self._silent[node] = now_s + self._config.coordinator_outage_s
-                self._left_out.discard(node)
-                self._idle.discard(node)
-                self._forget_fitness(node)
-                self._revival.lose_node(node, now_s)
-                self._losses += self._costs_of_nodes([node], now_s)
-                strikes = self._strike(node, now_s)
-                return [*strikes, *self._lose_nodes([node], "node lost", now_s, doubt=met)]
-            case LeftOut(nodes):
-                self._left_out.update(nodes)
-                self._losses += self._costs_of_nodes(nodes, now_s)
-                return self._lose_nodes(nodes, "unreachable", now_s)
-            case Unfit(node):
-                self._unfit.add(node)
-                self._on_probation.discard(node)
-                self._launched |= self._may_start(now_s)
-                return self._lose_nodes([node], "unfit", now_s)
-            case Evicted(node):
-                return self._lose_nodes([node], "evicted", now_s)
-        return []
-
-    def _hear_of_worker(
-        self, event: WorkerReady | WorkerLost | Healed | WorkerDone, now_s: float
-    ) -> list[Action]:
-        match event:
-            case WorkerLost(worker, cause) if worker in self._hosts:
-                self._note_trained(event.trained_in)
-                self._last_loss = (
-                    f"{worker}: {event.detail}" if event.detail else f"{worker}: {cause}"
-                )
-                if worker in self.members and cause in (EXITED, "raised"):
-                    self._ended_ranks.add(worker)
-                self._count_loss(worker, cause, now_s)
-                if self._config.job.sharded:
-                    self._doubt([worker])
-                if event.aside or cause == SLOW:
-                    self._strikes.condemn(self._hosts[worker])
-                return [
-                    *self._strike(self._hosts[worker], now_s),
-                    *self._lose([worker], "lost", now_s),
-                ]
-            case WorkerReady(worker, node, endpoint, fingerprint) if (
-                self._hosts.get(worker) == node
-            ):
-                self._ready.setdefault(worker, endpoint)
-                self._begun_s.pop(worker, None)
-                self._fingerprint = self._fingerprint or fingerprint
-                self._failed_starts, self._start_after_s, self._ready_s = 0, now_s, now_s
-                return self._start_missing([], now_s)
-            case WorkerDone(worker) if worker in self.crew[len(self.members) :]:
-                self._done.add(
-                    worker
-                )  # it says so once, and is a member again if another rank is lost
-            case Healed(worker) | WorkerDone(worker) if worker in self.members:
-                stood_in = (event.generation if isinstance(event, Healed) else 0) or self.generation
-                if stood_in >= self._trained_in:  # else others have trained without it since then
-                    (self._healed if self._config.job.sharded else self._holders).add(worker)
-                self._stood_in[worker] = max(stood_in, self._stood_in.get(worker, 0))
-                self._entered.update([worker] if stood_in == self.generation else [])
-                self._done.update([worker] if isinstance(event, WorkerDone) else [])
-        return []
-
-    def _hear_of_generation(self, event: Settled | Stalled, now_s: float) -> list[Action]:
-        match event:
-            case Settled(generation, ended) if self._plan and generation == self._plan.generation:
-                if not self._trained and not self._plan.restore:
-                    self._holders.update(self.members)
-                leavers = self.crew[len(self.members) :]
-                self._trained = self._settled = True
-                self._base = self._plan
-                self._forget_outlived()
-                # where all scripts return at this step, those that leave may still save what they have
-                are_last = bool(ended) and self._holders.intersection(self.members).issubset(ended)
-                self._parting = leavers if self._are_done or are_last else ()
-                return [] if self._parting else self._lose(list(leavers), "left", now_s)
-            case Settled(generation):
-                self._note_trained(generation)
-            case Stalled(generation):
-                self._stalled_generation = generation
-                if self._config.job.sharded:
-                    self._doubt(list(self.members))
-        return []
-
-    def _hear_of_copies(self, event: Sealed | SourceFailed | Convicted, now_s: float) -> None:
-        match event:
-            case Sealed(node, snapshots, number, committed):
-                self._revival.answer(node, snapshots, now_s, number=number, committed=committed)
-            case SourceFailed(snapshot, corrupt):
-                restoring = self._is_restoring()
-                self._revival.fail(snapshot, corrupt, now_s)
-                if restoring and not self._is_restoring():
-                    # A rank has no piece, so none will train in this generation. What it lacks may have been
-                    # overwritten by what is newer.
-                    self._begin_with_others()
-            case Convicted(workers):
-                named = (
-                    {snapshot.worker for snapshot in self._plan.restore} if self._plan else set()
-                )
-                restoring = self._is_restoring()
-                self._revival.convict(workers)
-                if restoring and named.intersection(workers):
-                    self._begin_with_others()
-
-    def _begin_with_others(self) -> None:
-        """Members of a sharded job cannot, or must not, begin with the copies that their plan names."""
-        if self._config.job.sharded:
-            self._stalled_generation, self._may_train = self.generation, False
-            self._revival.ask_again()
-
-    def _lose_record(self, generation: int, node: str, started: int) -> None:
-        """There is a past of which nothing is known. It can be made up for until a world begins without it."""
-        without = ""
-        if started > self._started.get(node, started):
-            if self._plan or self._hosts:  # some of these workers may be others than they seem
-                without = f"{node} has started {started} workers, and {self._started[node]} of them are known"
-            self._started[node] = started
-        if generation > self.newest_known:
-            if self._plan or (self._hosts and not self._record_lost):
-                without = f"a node has seen generation {generation}, and workers were started without knowing of it"
-            self._floor, self._record_lost, self._trained = generation, True, True
-        if without:
-            self._failure = f"the coordinator's record was lost: {without}"
-
-    # -- decisions ------------------------------------------------------------------------------------------------
+    # -- generations -------------------------------------------------------------------------------
 
     @property
-    def _are_done(self) -> bool:
-        """Whether every member committed the last step.
+    def plan(self) -> Plan | None:
+        """The last published plan; None before the first one."""
+        return self.generations.plan
 
-        A joiner of a generation that never settled has done nothing that it could finish.
+    @property
+    def generation(self) -> int:
+        """The number of the last published plan; 0 before the first one."""
+        return self.generations.number
+
+    @property
+    def newest_known(self) -> int:
+        """The newest known generation: the last planned one, or one that nodes or snapshots show.
+
+        Nodes show a later one after a loss of the log, snapshots in a resumed job.
         """
+        return max(self.generation, self.status.past_generation)
+
+    @property
+    def world(self) -> int:
+        """The number of ranks in the last published plan."""
+        return len(self.plan.members) if self.plan else 0
+
+    @property
+    def worked(self) -> int:
+        """The number of the last generation in which all members have met, or of the first one.
+
+        It is 0 before the first plan.
+        """
+        return self.generations.base.generation if self.generations.base else 0
+
+    @property
+    def settled(self) -> bool:
+        """True if every member of the last plan has built its group."""
+        return self.generations.settled
+
+    @property
+    def is_over(self) -> bool:
+        """True if the last generation cannot continue, so that another one must be planned.
+
+        Also true before the first plan.
+        """
+        return self.generations.stalled == self.generation
+
+    @property
+    def is_gathering(self) -> bool:
+        """True if the last generation is over, and the next one waits for copies or for workers."""
+        return self.plan is not None and self.is_over
+
+    @property
+    def is_forming(self) -> bool:
+        """True if the next generation has yet to work, or copies of the state are searched for.
+
+        False once the end of the job is decided.
+        """
+        return not self.finished and (not self.settled or self.search.active)
+
+    @property
+    def finished(self) -> bool:
+        """True if the end of the job is decided."""
+        return self.status.finished
+
+    def may_have_worked(self, generation: int) -> bool:
+        """Return whether the report of a step committed in ``generation`` changes the membership.
+
+        It does if that generation is not known to have settled, and no newer one has trained. In a
+        sharded job, the last generation alone counts.
+        """
+        if self.finished or generation not in self.generations.unsettled:
+            return False
+        return generation == self.generation or (
+            generation > self.training.newest and not self.is_sharded
+        )
+
+    # -- ranks -------------------------------------------------------------------------------------
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if each rank holds a piece of the state of the training."""
+        return self.config.job.sharded
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Live workers that have a rank, by rank."""
+        hosts, members = self.workers.hosts, self.plan.members if self.plan else ()
+        return tuple([member.worker for member in members if member.worker in hosts])
+
+    @property
+    def crew(self) -> tuple[str, ...]:
+        """The members by rank, then the leavers that are still waited for.
+
+        All leavers are waited for until all members are known to have passed the step boundary at
+        which these leave. At the end of the job, and if no member with the state lives, they stay.
+        """
+        if not self.plan or not self.plan.leavers:
+            return self.members
+        leavers = self.generations.leavers_at_end if self.settled else self.plan.leavers
+        return (*self.members, *(worker for worker in leavers if worker in self.workers.hosts))
+
+    @property
+    def leavers(self) -> tuple[str, ...]:
+        """The workers of the crew that are not members."""
+        return self.crew[len(self.members) :]
+
+    @property
+    def leavers_at_end(self) -> tuple[str, ...]:
+        """Leavers of a settled generation that wait for the end of the job; empty before that."""
+        return self.leavers if self.settled else ()
+
+    @property
+    def departing(self) -> list[str]:
+        """Workers of the crew to remove: those on idle nodes, then the surplus.
+
+        The surplus is taken first from nodes with several workers.
+        """
+        crew, hosts = self.crew, self.workers.hosts
+        departing = [worker for worker in crew if hosts[worker] in self.target.idle]
+        kept = [worker for worker in crew if worker not in departing]
+        while len(kept) > self.target.size:
+            nodes = [hosts[worker] for worker in kept]
+            _, surplus = max((nodes.count(node), index) for index, node in enumerate(nodes))
+            departing.append(kept.pop(surplus))
+        return departing
+
+    @property
+    def are_done(self) -> bool:
+        """True if every member committed the last step; False without members.
+
+        Workers that joined in a generation that never settled have nothing to finish.
+        """
+        base = self.generations.base
         trainees = [
-            worker
-            for worker in self.members
-            if self._settled or (self._base and self._base.member(worker))
+            worker for worker in self.members if self.settled or (base and base.member(worker))
         ]
-        return bool(trainees) and self._done.issuperset(trainees)
+        return bool(trainees) and self.training.done.issuperset(trainees)
 
-    def _end(self, now_s: float) -> Finish | None:
-        """The end of the job, once those that leave are done as well, or their time is over."""
-        self._over_s = min(self._over_s, now_s)
-        is_late = now_s >= self._over_s + self._limits.farewell_of(self._config)
-        if is_late or self._done.issuperset(self.crew[len(self.members) :]):
-            return Finish(True, "every rank committed the last step")
-        return None
+    @property
+    def is_complete(self) -> bool:
+        """True if all members of the last plan live."""
+        return self.plan is not None and len(self.members) == self.world
 
-    def _decide(self, now_s: float) -> Publish | Finish | None:
-        if self._failure:
-            return Finish(False, self._failure)
-        members = self.members
-        if self._are_done:
-            return self._end(now_s)
-        self._over_s = math.inf
-        if self._losses > self._config.max_failures:
-            budget = f"max_failures={self._config.max_failures}"
-            spent = f"the failure budget is spent: {self._losses} workers were lost, {budget}"
-            return Finish(False, spent + self._last())
-        if not self._plan and not self._record_lost:
-            return self._begin(now_s)
-        if (
-            not self._trained and not self._nodes and now_s >= self._deadline_s
-        ):  # all were lost in the first regroup
-            return Finish(False, self._late())
-        if self._failed_starts >= STARTS_MAX and len(members) < self._config.least_world:
-            ended = f"{self._failed_starts} workers in a row ended before they were ready: {self._left()}"
-            return Finish(False, ended + self._last())
-        if self._revival.active:
-            return self._revive(now_s)
-        if not self._plan:  # nobody is there who could be asked for copies
-            late = now_s >= self._deadline_s
-            return (
-                Finish(False, f"the coordinator's record was lost: {self._late()}")
-                if late
-                else None
-            )
-        if self._is_short_of_workers or self._stalled_generation == self.generation:
-            return self._regroup(abort=True)
-        if (
-            self._may_move() and not self._config.job.sharded
-        ):  # there all begin anew, once it is known with what
-            return self._regroup(abort=False)
-        if self.may_rebalance and self._wants_other_shares():
-            return self._regroup(abort=False)
-        return None
+    @property
+    def is_short(self) -> bool:
+        """True if a rank is missing and no new generation is planned yet.
 
-    def _begin(self, now_s: float) -> Publish | Finish | None:
-        config, ready = self._config, sorted(self._ready, key=name_order)
-        hosts = [self._hosts[worker] for worker in ready]
-        full = len(ready) >= self._size and len(set(hosts)) >= min(
-            self._size, len(set(self._hosts.values()))
+        Too few workers are left, or none has the state.
+        """
+        return not self.finished and len(self.members) < self.world
+
+    @property
+    def lacks_workers(self) -> bool:
+        """True if a member of the last plan was lost, or a leaver before the generation settled."""
+        if self.plan is None or self.settled:
+            return len(self.members) < self.world
+        return len(self.crew) < self.world + len(self.plan.leavers)
+
+    @property
+    def could_grow(self) -> bool:
+        """True if there are fewer members than wanted, and a spare."""
+        return len(self.members) < self.target.size and bool(self.spares)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that is wanted."""
+        return self.target.size
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """Ready workers that are neither members nor leavers of the crew, by name."""
+        crew = self.crew
+        return tuple(
+            sorted((worker for worker in self.workers.ready if worker not in crew), key=name_order)
         )
-        if not full and now_s < self._deadline_s:
-            return None
-        if len(ready) < config.least_world:
-            return Finish(False, self._late())
-        return self._publish(self._first_world(), abort=True)
 
-    def _late(self) -> str:
-        workers = plural(len(self._ready), "worker is", "workers are")
-        found = (
-            f"{len(self._nodes)} of {plural(self._config.nodes, 'node')} joined, {workers} ready"
+    @property
+    def usable_spares(self) -> dict[str, str]:
+        """Spare -> its node, without spares on nodes that are to idle."""
+        hosts, idle = self.workers.hosts, self.target.idle
+        return {worker: hosts[worker] for worker in self.spares if hosts[worker] not in idle}
+
+    @property
+    def is_starting(self) -> bool:
+        """True if a worker is being started, and no spare is ready."""
+        return bool(self.workers.begun_s) and not self.spares
+
+    def is_ready(self, worker: str) -> bool:
+        """Return whether ``worker`` lives and can take a rank, or has one."""
+        return worker in self.workers.ready
+
+    def has_substitute(self, worker: str) -> bool:
+        """Return whether a spare could take the rank of ``worker``.
+
+        It must be on another node that is neither idle nor set aside.
+        """
+        hosts = self.workers.hosts
+        nodes = {hosts[spare] for spare in self.spares} - {hosts[worker]} - self.target.idle
+        return bool(nodes.intersection(self.known_nodes.trusted(self.known_nodes.live)))
+
+    def host_of(self, worker: str) -> str | None:
+        """Return the node of a live worker; None once the worker is lost."""
+        return self.workers.hosts.get(worker)
+
+    def workers_on(self, node: str) -> frozenset[str]:
+        """Return the live workers of ``node``, and those that are to be started there."""
+        return frozenset(self.workers.on([node]))
+
+    def overdue(self, now_s: float) -> tuple[str, ...]:
+        """Return the workers that are not ready ``startup_s`` after the decision to start them.
+
+        There are none before the first plan of a new run, as ``startup_s`` limits that start as a
+        whole.
+        """
+        if not self.training.begun and self.plan is None:
+            return ()
+        limit_s = self.config.startup_s
+        return tuple(
+            worker for worker, begun_s in self.workers.begun_s.items() if now_s - begun_s > limit_s
         )
-        unfit = [node for node in self._nodes if node in self._unfit]
-        found += f"; not fit to train: {', '.join(unfit)}" if unfit else ""
+
+    def trains_on_without(self, worker: str) -> bool:
+        """Return whether training continues although the script of ``worker`` has failed.
+
+        It does once ranks have trained, if the worker has no rank, and did not end by itself while
+        it had one. Its error then does not show that every rank would fail.
+        """
         return (
-            f"start-up took longer than startup_s={self._config.startup_s:g}: {found}{self._last()}"
+            self.training.begun
+            and worker not in self.members
+            and worker not in self.workers.ended_ranks
         )
 
-    def _last(self) -> str:
-        return f"; the last one that was lost is {self._last_loss}" if self._last_loss else ""
+    @property
+    def fingerprint(self) -> str:
+        """Description of all that the numbers of this run depend on, from the first ready worker.
 
-    def _left(self) -> str:
-        return f"{plural(len(self.members), 'rank is', 'ranks are')} left, min_world={self._config.least_world}"
+        It is "" before a worker was ready.
+        """
+        return self.workers.fingerprint
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Live nodes, in order of joining."""
+        return tuple(self.known_nodes.live)
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """Nodes that are to have no workers."""
+        return frozenset(self.target.idle)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Nodes that get no workers because they cannot reach all others."""
+        return tuple(sorted(self.known_nodes.left_out))
+
+    @property
+    def unfit(self) -> frozenset[str]:
+        """Nodes that get no workers because of their health, and have not proved themselves since.
+
+        Nodes that the settings of the run exclude are among them, also before they have joined.
+        """
+        return frozenset(self.known_nodes.unfit)
+
+    @property
+    def on_probation(self) -> frozenset[str]:
+        """Unfit nodes that may still prove themselves."""
+        return frozenset(self.known_nodes.on_probation)
+
+    def started_on(self, node: str) -> int | None:
+        """Return how many workers ``node`` has ever started; None for an unknown node."""
+        return self.known_nodes.started.get(node)
+
+    # -- state of the training ---------------------------------------------------------------------
+
+    @property
+    def keepers(self) -> frozenset[str]:
+        """Nodes of live workers that have the state of the training, or may have it unreported.
+
+        Leavers do not count while a member has the state, because the members can train on without
+        them. Nor does a leaver that is a member again, before it has taken the state over. Before
+        ranks have trained, the nodes of the crew count. Later, every node counts if no such worker
+        is left: each may have a copy.
+        """
+        members = self.training.holders.intersection(self.members)
+        members_up_to_date = {worker for worker in members if not self._may_be_behind(worker)}
+        workers = members_up_to_date or members or self.training.holders or self.crew
+        if not workers and self.training.begun:
+            return frozenset(self.nodes)
+        return frozenset(self.workers.hosts[worker] for worker in workers)
+
+    def _may_be_behind(self, worker: str) -> bool:
+        """Return whether other ranks may have trained without ``worker`` since it had the state."""
+        stood_in = self.training.stood_in.get(worker, 0)
+        unsettled = self.generations.unsettled.items()
+        return any(number > stood_in and worker not in members for number, members in unsettled)
+
+    @property
+    def can_begin_with_copies(self) -> bool:
+        """True if no worker has the state, and enough workers are ready to begin with copies."""
+        needed_count = self.target.size if self.config.replacement_s else self.config.least_world
+        return self.search.active and len(self.workers.ready) >= needed_count
+
+    def awaits_answer_of(self, node: str) -> bool:
+        """Return whether ``node`` was asked for its copies and has not answered that question."""
+        return self.search.awaits_answer_of(node)
+
+    @property
+    def question_number(self) -> int:
+        """The number of the last question about copies; -1 before the first one."""
+        return self.search.number
+
+    def is_convicted(self, worker: str) -> bool:
+        """Return whether the numbers of ``worker`` were found corrupt."""
+        return self.search.copies.is_convicted(worker)

@@ -1,1 +1,1 @@
-"""Schedules of the coordinator: when a run begins, when workers are started, and when a state is stored."""
+"""Schedules of the coordinator: beginning of the run, starts of workers, and stored states."""

@@ -1,4 +1,10 @@
-"""The harness's end of the lines to workers and checkpoint daemons: where they stop, and what they do to themselves."""
+"""The harness's end of the sockets to workers and checkpoint daemons, which stop at hooks and
+inject faults there.
+
+-> runtime/step/hooks.py is the other end in a worker: the rank waits there until it is released.
+daemon/injection.py: the other end in a checkpoint daemon. wire/injection_line.py: the connection.
+experiment/injection/job_follower.py matches each waiting rank with its fault.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +26,22 @@ from chaoskit.wire.messages import (
     Trigger,
 )
 
-_WAITING_MAX = 1024  # that connect while the harness starts the run
+_WAITING_MAX = 1024  # connections that wait while the harness starts the run
 _TRIGGERS_MAX = 200  # in one message
 NAME = "injection"
 
 
 class InjectionChannel:
-    """Listens in the directory of one run. To be closed.
+    """The socket of a run, to which workers and checkpoint daemons connect.
+
+    Close it after the run.
 
     Args:
-        triggers: of the plan: where ranks stop and wait for their faults.
+        directory: the directory of the run.
+        triggers: the hooks of the plan at which ranks stop and wait for their faults.
 
     Attributes:
-        door: what workers and checkpoint daemons must know to get in.
+        door: the address and token with which workers and checkpoint daemons connect.
     """
 
     def __init__(self, directory: Path, triggers: tuple[Trigger, ...]) -> None:
@@ -45,87 +54,112 @@ class InjectionChannel:
             self._listener.bind(name)
         self._path.chmod(0o600)
         self._listener.listen(_WAITING_MAX)
-        self._lines: dict[
-            tuple[str, str], InjectionLine
-        ] = {}  # node, worker; "" for the node's checkpoint daemon
-        self._open: set[InjectionLine] = set()
-        self._armed: dict[
-            str, list[Trigger]
-        ] = {}  # node -> triggers for the workers that it starts from now on
-        self._hear: Callable[[InjectionReport], None] = lambda report: None
+        # (node, worker) -> connection; the worker "" is the node's checkpoint daemon
+        self._lines_by_process: dict[tuple[str, str], InjectionLine] = {}
+        self._open_lines: set[InjectionLine] = set()
+        # node -> triggers for the workers that it starts from now on
+        self._node_triggers: dict[str, list[Trigger]] = {}
+        self._on_report: Callable[[InjectionReport], None] = lambda report: None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def open(self, hear: Callable[[InjectionReport], None]) -> None:
-        """Let them in, and give ``hear`` what they report, as long as this event loop runs."""
-        self._hear, self._loop = hear, asyncio.get_running_loop()
-        self._loop.add_reader(self._listener, self._accept)
+    def open(self, on_report: Callable[[InjectionReport], None]) -> None:
+        """Begin to accept connections, and return at once.
+
+        Args:
+            on_report: receives each report of a worker or daemon, in the running event loop; not the
+                InjectionHello that begins a connection.
+        """
+        self._on_report, self._loop = on_report, asyncio.get_running_loop()
+        self._loop.add_reader(self._listener, self._accept, self._loop)
 
     def close(self) -> None:
-        """Hang up on all: a rank that waits goes on."""
+        """Close all connections, close and remove the socket; a rank that waits at a hook goes on."""
         if self._loop is not None:
             self._loop.remove_reader(self._listener)
-        for line in list(self._open):
-            self._hang_up(line)
+        for line in list(self._open_lines):
+            self._disconnect(line)
         self._listener.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
 
-    # -- orders ---------------------------------------------------------------------------------------------------
+    # -- orders ------------------------------------------------------------------------------------
 
     def tell(self, node: str, order: InjectionOrder, worker: str = "") -> bool:
-        """Give an order to a worker, or to the checkpoint daemon of ``node``. False where that is not there."""
-        line = self._lines.get((node, worker))
+        """Send an order to a worker, or without one to the checkpoint daemon of ``node``.
+
+        Returns:
+            True if the order was sent; False if that process is not connected, or does not read its
+            orders.
+        """
+        line = self._lines_by_process.get((node, worker))
         return line is not None and line.send(order)
 
     def arm_node(self, node: str, trigger: Trigger) -> None:
-        """Stop every worker that ``node`` starts from now on at ``trigger``."""
-        self._armed.setdefault(node, []).append(trigger)
+        """Have every worker that ``node`` starts from now on stop at ``trigger``.
 
-    # -- reports --------------------------------------------------------------------------------------------------
+        Workers that are connected already receive nothing.
+        """
+        self._node_triggers.setdefault(node, []).append(trigger)
 
-    def _accept(self) -> None:
+    # -- reports -----------------------------------------------------------------------------------
+
+    def _accept(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Accept every waiting connection and read from it in ``loop``."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
                 line = InjectionLine(connection, InjectionReport)
-                self._open.add(line)
-                assert self._loop is not None
-                self._loop.add_reader(line, self._receive, line)
+                self._open_lines.add(line)
+                loop.add_reader(line, self._receive, line)
 
     def _receive(self, line: InjectionLine) -> None:
+        """Pass on the reports on a connection, and close the connection at its end.
+
+        A connection is also closed if it does not begin with an InjectionHello, or after a message
+        that cannot be read.
+        """
         try:
             while (report := line.receive()) is not None:
                 if isinstance(report, InjectionHello):
                     self._greet(line, report)
-                elif line in self._lines.values():
-                    self._hear(report)
+                elif line in self._lines_by_process.values():
+                    self._on_report(report)
                 else:
-                    break  # it has not said which it is
-            self._hang_up(line)
+                    break  # it has not sent its InjectionHello
+            self._disconnect(line)
         except BlockingIOError:
             pass
 
     def _greet(self, line: InjectionLine, hello: InjectionHello) -> None:
+        """Register a connection by its node and worker, and send a worker its triggers.
+
+        A newer connection of the same process replaces the older one. A connection with a wrong
+        token is closed.
+        """
         if not hmac.compare_digest(hello.token, self.door.token):
-            self._hang_up(line)
+            self._disconnect(line)
             return
-        self._lines[hello.node, hello.worker] = line
+        self._lines_by_process[hello.node, hello.worker] = line
         if hello.worker:
-            wanted = (*self._triggers, *self._armed.get(hello.node, ()))
-            for begin in range(0, len(wanted) or 1, _TRIGGERS_MAX):
+            triggers = (*self._triggers, *self._node_triggers.get(hello.node, ()))
+            for begin in range(0, len(triggers) or 1, _TRIGGERS_MAX):
                 line.send(
                     ArmTriggers(
-                        wanted[begin : begin + _TRIGGERS_MAX],
-                        more=begin + _TRIGGERS_MAX < len(wanted),
+                        triggers[begin : begin + _TRIGGERS_MAX],
+                        more=begin + _TRIGGERS_MAX < len(triggers),
                     )
                 )
 
-    def _hang_up(self, line: InjectionLine) -> None:
-        if line not in self._open:
+    def _disconnect(self, line: InjectionLine) -> None:
+        """Close a connection and forget its process; do nothing if it is closed already."""
+        if self._loop is None or line not in self._open_lines:
             return
-        assert self._loop is not None
         self._loop.remove_reader(line)
-        self._open.discard(line)
-        self._lines = {place: other for place, other in self._lines.items() if other is not line}
+        self._open_lines.discard(line)
+        self._lines_by_process = {
+            process_key: open_line
+            for process_key, open_line in self._lines_by_process.items()
+            if open_line is not line
+        }
         line.close()

@@ -1,4 +1,9 @@
-"""The harness's side of a running command: reads its logs, and knows when the moment of each fault has come."""
+"""The harness's side of a running command: read its logs, and strike each fault at its moment.
+
+-> experiment/injection/injector.py: what happens when a fault strikes, and its evidence.
+stacks/log.py: which lines show a step. stacks/ranks.py: which process has a rank.
+experiment/run/command_run.py starts the command and ends it.
+"""
 
 from __future__ import annotations
 
@@ -6,49 +11,56 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaoskit.experiment.injection.command_rules import NodeLogs
+from chaoskit.experiment.injection.command_rules import CommandLogs
 from chaoskit.experiment.injection.injection import Injection, InjectionState
 from chaoskit.experiment.injection.injector import GONE, Injector
 from chaoskit.experiment.injection.ranks_found import variable_of
 from chaoskit.experiment.plan.command_plan import CommandExperiment, moment
-from chaoskit.faults.target import Exit, Target
+from chaoskit.faults.target import ProcessExit, Target
 from chaoskit.journal import Journal, JournalTail, read_events
-from chaoskit.process.linux import DirectoryWatch, describe_status, ended_by, start_ticks
-from chaoskit.rules.follow import LogFile
+from chaoskit.process.linux import DirectoryWatch, describe_status
+from chaoskit.rules.log_file import LogFile
 from chaoskit.stacks.log import LogReader
-from chaoskit.stacks.ranks import Seat, seats
+from chaoskit.stacks.ranks import Seat, seats, seats_by_node
 from chaoskit.substrate.core.base import CommandCluster
 from chaoskit.substrate.core.launched_ranks import VARIABLES, strength
+from chaoskit.substrate.core.processes import HOST, Process
+from chaoskit.substrate.supervisor.client import SupervisorGone
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd
+from chaoskit.wire.messages import Message
 
-_LOOK_S = 0.005  # between two looks at logs that grow
-_IDLE_S = 0.1  # between two looks where nothing happens: rules tell of silence
-_OVER_S = 1.0  # the same without rules, once every fault has acted
-_TELL_S = 0.05
-_FRESH_S = 0.5  # within which a process that was struck is gone
-_WITNESS_S = (
-    2.0  # in which a warden, however busy the machine is, tells of a process that has a rank
-)
+_POLL_S = 0.005  # pause between two reads of logs that grow
+_IDLE_S = 0.1  # pause between two polls while nothing happens; log rules also react to silence
+_QUIET_POLL_S = 1.0  # the same without rules, once every fault has acted
+_REPORT_S = 0.05
+_GONE_S = 0.5  # a process that was struck is gone within this time
+# a command runner reports a process with a rank within this time, however busy the machine is
+_WITNESS_S = 2.0
 
-GOOD = Exit("exited", "status 0")
+GOOD = ProcessExit("exited", "status 0")
 
-#: What a user does whose ranks cannot be told from their environment.
+#: Advice for a command whose processes do not show their ranks in the environment.
 NO_VARIABLE = (
-    f"no process was started with a variable that tells its rank ({', '.join(VARIABLES)}): "
+    f"no process was started with a variable that holds its rank ({', '.join(VARIABLES)}): "
     "start the ranks by torchrun, or set RANK in the environment of each before it starts, "
     "which torch.multiprocessing.spawn cannot do"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LogRead:
-    """For live views: what the logs have shown so far, and on how many of all nodes the command still runs."""
+class LogRead(Message, frozen=True):
+    """Live-view message: the progress that the logs of a command show.
+
+    Attributes:
+        step: the highest step so far; None before the first.
+        loss: the newest loss; None before the first.
+        running: the number of nodes on which the command still runs.
+        nodes: the number of all nodes.
+    """
 
     step: int | None
     loss: float | None
@@ -56,20 +68,29 @@ class LogRead:
     nodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class FaultStruck:
-    """For live views: a fault strikes."""
+class FaultStruck(Message, frozen=True):
+    """Live-view message: a fault strikes. ``fault`` is its name in messages and journals."""
 
     fault: str
 
 
 class CommandFollower:
-    """Follows one run of a command until it ends on every node, and has its faults act.
+    """Follow one run of a command until it ends on every node, and strike its faults.
+
+    Args:
+        experiment: the plan of the run.
+        cluster: the nodes on which the command runs.
+        directory: the directory of the run.
+        journal: the harness's journal.
+        undo: receives the entries that undo faults if this process is killed.
+        watch: receives each :class:`LogRead` and :class:`FaultStruck`.
 
     Attributes:
-        injections: one for each fault, in the order of the plan.
-        exits: how the command ended, by node.
-        run_end: why the run was over.
+        injections: one injection for each fault, in the order of the plan.
+        exits: node -> the end of its command; nodes on which it still runs are left out.
+        run_end: the reason for the end of the run; ``RunEnd.HARNESS`` until it has ended in order.
+        reader: the reader of the logs, with the counts of lines and steps so far.
+        record_missed: writes a journal record of each fault that did not act.
     """
 
     def __init__(
@@ -86,102 +107,122 @@ class CommandFollower:
         self._stalled_s = experiment.stalled_s
         self._logs = {node: LogFile(cluster.log(node)) for node in cluster.nodes}
         self.reader = LogReader(experiment.watch)
-        self._rules = NodeLogs(experiment.rules, cluster.nodes, journal, time.monotonic())
-        self.exits: dict[str, Exit] = {}
-        self._roots: dict[int, Exit] = {}  # the same by pid
-        self._ranks: dict[str, int] = {}  # of the processes that were struck
-        self._nodes_say = JournalTail(directory / "journal", without=[Event.LOGGED])
-        self._found: dict[
-            tuple[str, int], str
-        ] = {}  # node, pid of a rank, by its node -> the variable that tells it
-        self._asked_s: dict[tuple[str, int], float] = {}  # the same, of which they were asked: when
-        named = [fault.rank for fault in experiment.faults if isinstance(fault.rank, int)]
-        self._one_a_node = max([experiment.ranks, *(rank + 1 for rank in named)]) <= len(
-            cluster.nodes
-        )
-        self._loss: float | None = None
-        self._told_s = self._looked_s = 0.0
+        self._rules = CommandLogs(experiment.rules, cluster.nodes, journal, time.monotonic())
+        self.exits: dict[str, ProcessExit] = {}
+        # (node, pid) of a command's process -> its end
+        self._command_ends: dict[tuple[str, int], ProcessExit] = {}
+        self._struck_ranks: dict[str, int] = {}  # name of a process that was struck -> its rank
+        self._node_records = JournalTail(directory / "journal", without=[Event.LOGGED])
+        # (node, pid) of a rank, as its node reports it -> the variable that shows the rank
+        self._rank_variables: dict[tuple[str, int], str] = {}
+        # (node, pid) -> when its node was asked to look for ranks
+        self._requested_s: dict[tuple[str, int], float] = {}
+        named_ranks = [fault.rank for fault in experiment.faults if isinstance(fault.rank, int)]
+        self._has_one_rank_per_node = max(
+            [experiment.ranks, *(rank + 1 for rank in named_ranks)]
+        ) <= len(cluster.nodes)
+        self._newest_loss: float | None = None
+        self._reported_s = self._polled_s = 0.0
         self._woken = asyncio.Event()
-        self._following: asyncio.Task[Any] | None = None
+        self._follow_task: asyncio.Task[Any] | None = None
         self._injector = Injector(experiment.faults, journal, self._place_of, self._woken.set)
         self.injections = self._injector.injections
-        self.tell_missed = self._injector.tell_missed
+        self.record_missed = self._injector.record_missed
         self.run_end = RunEnd.HARNESS
 
     async def follow(self, deadline_s: float) -> bool:
-        """Follow the command until it has ended on every node; return whether it has.
+        """Follow the command until it has ended on every node, and strike its faults.
 
-        It is not waited for when the deadline (monotonic clock) has passed, or when its log has stalled.
+        Args:
+            deadline_s: the time of the monotonic clock at which the wait ends.
+
+        Returns:
+            True if the command has ended on every node; False if the deadline has passed, or the
+            log has stalled. :attr:`run_end` names the reason.
 
         Raises:
             HarnessError: if a fault could not act.
+            BadInput: if a fault refused its input.
         """
-        self._following = asyncio.current_task()
-        over = stalled = False
-        with contextlib.ExitStack() as opened:
+        self._follow_task = asyncio.current_task()
+        has_ended = has_stalled = False
+        with self._cluster.heard(), contextlib.ExitStack() as cleanups:
             watched = {
                 self._directory / "journal",
                 *(log.path.parent for log in self._logs.values()),
             }
             for directory in watched:
-                directory.mkdir(
-                    parents=True, exist_ok=True
-                )  # else the first node to write makes it
+                # the watch needs it before the first node creates it
+                directory.mkdir(parents=True, exist_ok=True)
             changes = DirectoryWatch(watched)
-            opened.callback(changes.close)
-            self._wake_by(changes.fileno(), opened)
+            cleanups.callback(changes.close)
+            self._wake_by(changes.fileno(), cleanups)
             for node in self._cluster.nodes:
-                self._wake_at_end_of(self._cluster.root(node).pid, opened)
+                self._wake_at_end_of(self._cluster.root(node), cleanups)
             while True:
                 self._woken.clear()
                 changes.clear()
-                self._looked_s = time.monotonic()
-                over = self._look_at_nodes()
-                self._read_logs(
-                    to_the_end=over
-                )  # after the look: all that a node wrote before its end
-                self._tell()
-                self._strike_due(opened)
-                if changes.changed() - {
-                    self._directory / "journal" / "harness.jsonl"
-                }:  # it was written just now
+                self._polled_s = time.monotonic()
+                has_ended = self._poll_nodes()
+                # after the nodes were polled: includes all that a node wrote before its end
+                self._read_logs(to_the_end=has_ended)
+                self._report_progress()
+                self._strike_due(cleanups)
+                # the harness wrote its own journal just now
+                if changes.changed() - {self._directory / "journal" / "harness.jsonl"}:
                     self._woken.set()
-                await self._look_at_targets(over)
-                stalled = not over and self._is_stalled()
-                if over or stalled or time.monotonic() >= deadline_s:
+                await self._poll_targets(has_ended)
+                has_stalled = not has_ended and self._is_stalled()
+                if has_ended or has_stalled or time.monotonic() >= deadline_s:
                     break
                 await self._next_change(deadline_s)
-        await self._look_at_targets(over=True)  # at those that were struck just before the deadline
+        await self._poll_targets(
+            has_ended=True
+        )  # targets that were struck just before the deadline
         await self._injector.end()
         self._explain_missed()
-        self.run_end = RunEnd.ENDED if over else RunEnd.STALLED if stalled else RunEnd.DEADLINE
-        return over
+        self.run_end = (
+            RunEnd.ENDED if has_ended else RunEnd.STALLED if has_stalled else RunEnd.DEADLINE
+        )
+        return has_ended
 
     def _is_stalled(self) -> bool:
-        """Return whether the log has shown no step for as long as the plan allows."""
+        """Return whether the log has shown no step for as long as the plan allows.
+
+        False is returned before the first step, and if the plan has no such limit.
+        """
         last_ns = self.reader.last_ns
         if self._stalled_s is None or last_ns is None:
             return False
         return time.monotonic_ns() - last_ns >= self._stalled_s * 1e9
 
     async def close(self) -> None:
-        """The run is over: put everything back, and let go of the logs."""
-        if self._following is not None:
-            self._following.cancel()
+        """Undo all faults after the run, record the result, and close the logs."""
+        if self._follow_task is not None:
+            self._follow_task.cancel()
         await self._injector.close()
         for log in self._logs.values():
             log.close()
 
-    def _wake_by(self, descriptor: int, opened: contextlib.ExitStack) -> None:
-        """Look again whenever a descriptor is readable."""
+    def _wake_by(self, descriptor: int, cleanups: contextlib.ExitStack) -> None:
+        """Wake the loop of :meth:`follow` whenever a descriptor is readable.
+
+        Closing ``cleanups`` ends this.
+        """
         loop = asyncio.get_running_loop()
         loop.add_reader(descriptor, self._woken.set)
-        opened.callback(loop.remove_reader, descriptor)
+        cleanups.callback(loop.remove_reader, descriptor)
 
-    def _wake_at_end_of(self, pid: int, opened: contextlib.ExitStack) -> None:
-        """Look again as soon as a process has ended: it can be asked for a moment only how it did."""
+    def _wake_at_end_of(self, process: Process, cleanups: contextlib.ExitStack) -> None:
+        """Wake the loop of :meth:`follow` when a process ends.
+
+        Its exit status can be read only for a moment. Nothing happens if the process is gone, or
+        runs on another machine: that node writes the end to its journal.
+        """
+        if process.kernel is not HOST:
+            return
         try:
-            handle = os.pidfd_open(pid)
+            handle = os.pidfd_open(process.pid)
         except ProcessLookupError:
             return
         loop = asyncio.get_running_loop()
@@ -191,20 +232,26 @@ class CommandFollower:
             self._woken.set()
 
         loop.add_reader(handle, has_ended)
-        opened.callback(os.close, handle)
-        opened.callback(loop.remove_reader, handle)
+        cleanups.callback(os.close, handle)
+        cleanups.callback(loop.remove_reader, handle)
 
     async def _next_change(self, deadline_s: float) -> None:
-        """Wait until something may have changed, and a moment between two looks."""
-        idle_s = _IDLE_S if self._looks_by_time() else _OVER_S
+        """Wait for a change of a file, the end of a process or the pause between two polls.
+
+        The deadline ends the wait, too. Two polls are at least ``_POLL_S`` seconds apart.
+        """
+        idle_s = _IDLE_S if self._needs_polling() else _QUIET_POLL_S
         wait_s = min(idle_s, max(0.0, deadline_s - time.monotonic()))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._woken.wait(), wait_s)
-        if (pause_s := self._looked_s + _LOOK_S - time.monotonic()) > 0:
+        if (pause_s := self._polled_s + _POLL_S - time.monotonic()) > 0:
             await asyncio.sleep(pause_s)
 
-    def _looks_by_time(self) -> bool:
-        """Return whether something is looked for of which no file and no end of a process tells."""
+    def _needs_polling(self) -> bool:
+        """Return whether the logs must be polled often.
+
+        They must unless all awaited events change a file or end a process, which wakes the loop.
+        """
         ends_are_known = all(
             target.exit is not None or injection.fault.whole_node
             for injection, target in self._injector.in_force
@@ -212,35 +259,55 @@ class CommandFollower:
         return self._rules.are_set or not (self._injector.awaits_end and ends_are_known)
 
     def _place_of(self, worker: str) -> dict[str, Any]:
+        """Return the journal's fields ``rank``, ``node``, ``pid`` and ``generation`` of a process.
+
+        The generation of a command's process is always None.
+        """
         node, _, pid = worker.rpartition(".")
-        return {"rank": self._ranks.get(worker), "node": node, "pid": int(pid), "generation": None}
+        return {
+            "rank": self._struck_ranks.get(worker),
+            "node": node,
+            "pid": int(pid),
+            "generation": None,
+        }
 
-    # -- what can be seen -------------------------------------------------------------------------------------------
+    # -- polling -----------------------------------------------------------------------------------
 
-    def _look_at_nodes(self) -> bool:
-        """Note how commands have ended. Whether all have."""
+    def _poll_nodes(self) -> bool:
+        """Store the end of each command that has ended; return whether all have.
+
+        An end without a record of its node is stored as ``lost``. A command that ended by itself is
+        also noted in the targets on that node, where a process that is gone proves nothing then.
+        """
         for node in self._cluster.nodes:
             if node in self.exits or not self._cluster.is_over(node):
                 continue
-            ended = read_events(self._directory / "journal", Event.COMMAND_EXITED)
-            ends = [one for one in ended if one.source == node]
+            records = read_events(self._directory / "journal", Event.COMMAND_EXITED)
+            end_records = [record for record in records if record.source == node]
             self.exits[node] = (
-                Exit(ends[-1]["how"], ends[-1]["status"])
-                if ends
-                else Exit("lost", "its end was not seen")
+                ProcessExit(end_records[-1]["how"], end_records[-1]["status"])
+                if end_records
+                else ProcessExit("lost", "its end was not seen")
             )
-            self._roots |= {one["pid"]: Exit(one["how"], one["status"]) for one in ends}
+            self._command_ends |= {
+                (node, record["pid"]): ProcessExit(record["how"], record["status"])
+                for record in end_records
+            }
             for _, target in self._injector.in_force:
                 target.ended_well |= target.node == node and self.exits[node].how == "exited"
         return len(self.exits) == len(self._cluster.nodes)
 
     def _read_logs(self, *, to_the_end: bool) -> None:
-        """A part of each; all of it once nothing writes any more. Output without end must not hide the deadline."""
+        """Read one chunk of each log, or all of it if nothing writes any more.
+
+        Each line with a step or a loss is recorded in the journal, and the log rules are applied.
+        Endless output must not keep the follower from its deadline.
+        """
         for node, log in self._logs.items():
             while data := log.read():
                 self._rules.feed(node, data, time.monotonic(), self.reader.highest)
                 for line in self.reader.feed(node, data, time.monotonic_ns()):
-                    self._loss = self._loss if line.loss is None else float(line.loss)
+                    self._newest_loss = self._newest_loss if line.loss is None else float(line.loss)
                     self._journal.write(
                         Event.LOGGED, t_ns=line.t_ns, node=node, step=line.step, loss=line.loss
                     )
@@ -249,128 +316,187 @@ class CommandFollower:
         running = [node for node in self._cluster.nodes if node not in self.exits]
         self._rules.tick(running, time.monotonic(), self.reader.highest)
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
+        """Send a :class:`LogRead` to the live view, at most once in ``_REPORT_S`` seconds."""
         now_s = time.monotonic()
-        if now_s - self._told_s >= _TELL_S:
-            self._told_s = now_s
+        if now_s - self._reported_s >= _REPORT_S:
+            self._reported_s = now_s
             nodes = len(self._cluster.nodes)
-            self._watch(LogRead(self.reader.highest, self._loss, nodes - len(self.exits), nodes))
+            self._watch(
+                LogRead(self.reader.highest, self._newest_loss, nodes - len(self.exits), nodes)
+            )
 
-    async def _look_at_targets(self, over: bool) -> None:
-        """How processes that were struck have ended, before anything else is looked at."""
-        await asyncio.sleep(0)  # what is due acts
+    async def _poll_targets(self, has_ended: bool) -> None:
+        """Let due faults act, and give each fault the end of the process that it struck.
+
+        Args:
+            has_ended: the command has ended on every node, or the run is ended.
+
+        Raises:
+            HarnessError: if a fault could not act.
+            BadInput: if a fault refused its input.
+        """
+        await asyncio.sleep(0)  # lets the faults act that are due
         for injection, target in self._injector.in_force:
             if target.exit is None and not injection.fault.whole_node and target.injected_ns:
-                self._look_at_target(target, over)
+                self._poll_target(target, has_ended)
         await self._injector.settle()
         self._injector.check()
 
-    def _look_at_target(self, target: Target, over: bool) -> None:
-        """How a process that was struck has ended: the kernel tells it until its parent asks; a warden writes it down.
+    def _poll_target(self, target: Target, has_ended: bool) -> None:
+        """Give a fault the end of the process that it struck, if the process has ended.
 
-        Where neither does, it is known to be gone, as soon as a warden would have told more.
+        The kernel shows the exit status until the parent reaps the process. The command runner
+        records the status of the command itself. If both are missed, the end is reported as
+        ``GONE``, once the command runner would have reported more.
         """
-        status = ended_by(target.pid, target.process.ticks)
-        if status is not None:
-            target.tell_exit(Exit(*describe_status(status)), time.monotonic_ns())
-        elif target.pid in self._roots:
-            target.tell_exit(self._roots[target.pid], time.monotonic_ns())
-        elif (over or target.seconds_since > _FRESH_S) and start_ticks(
-            target.pid
-        ) != target.process.ticks:
-            target.tell_exit(GONE, time.monotonic_ns())
+        process, command_process = target.process, (target.node, target.pid)
+        with contextlib.suppress(SupervisorGone):  # the end of its node is not proved yet
+            if (status := process.kernel.exit_status(process)) is not None:
+                target.tell_exit(ProcessExit(*describe_status(status)), time.monotonic_ns())
+            elif command_process in self._command_ends:
+                target.tell_exit(self._command_ends[command_process], time.monotonic_ns())
+            elif (has_ended or target.seconds_since > _GONE_S) and (
+                process.kernel.find(process.pid).ticks != process.ticks
+            ):
+                target.tell_exit(GONE, time.monotonic_ns())
 
-    # -- the moment -------------------------------------------------------------------------------------------------
+    # -- the moment --------------------------------------------------------------------------------
 
-    def _strike_due(self, opened: contextlib.ExitStack) -> None:
-        due = [one for one in self.injections if not one.is_struck and self._is_due(one)]
+    def _strike_due(self, cleanups: contextlib.ExitStack) -> None:
+        """Strike the faults that are due, if the process with the rank exists and is confirmed.
+
+        Each strike is shown to the live view. The other faults stay planned for the next poll.
+        """
+        due = [
+            injection
+            for injection in self.injections
+            if not injection.is_struck and self._is_due(injection)
+        ]
         if not due or len(self.exits) == len(self._cluster.nodes):
             return
-        found = seats({node: self._cluster.node(node) for node in self._cluster.nodes})
-        aimed: list[tuple[Injection, Target]] = []
-        self._hear_nodes()
+        with contextlib.suppress(SupervisorGone):  # until a node answers, or its end is proved
+            self._strike(due, cleanups)
+
+    def _strike(self, due: Sequence[Injection], cleanups: contextlib.ExitStack) -> None:
+        """Strike those of the faults whose process exists and is confirmed.
+
+        Raises SupervisorGone if a node does not answer; no fault has acted then.
+        """
+        seats_by_rank = self._seats()
+        strikes: list[tuple[Injection, Target]] = []
+        self._read_node_records()
         for injection in due:
             assert isinstance(injection.fault.rank, int), "roles are drawn when a run is planned"
-            seat = found.get(injection.fault.rank)
-            if seat is None or any(target.worker == _name(seat) for _, target in aimed):
-                continue  # it may be started again: as soon as it is, it is struck
-            if self._injector.is_doomed(_name(seat), seat.process) or not self._is_witnessed(seat):
+            seat = seats_by_rank.get(injection.fault.rank)
+            if seat is None or any(target.worker == _worker_name(seat) for _, target in strikes):
+                continue  # struck as soon as the process is started again
+            if self._injector.is_doomed(_worker_name(seat), seat.process) or not self._is_witnessed(
+                seat
+            ):
                 continue
-            if not (seat.variable or self._one_a_node or injection.fault.whole_node):
-                continue  # the first process of a node is the launcher of several ranks
-            aimed.append((injection, self._target(injection, seat, found)))
-            self._ranks[_name(seat)] = seat.rank
-            self._wake_at_end_of(seat.process.pid, opened)
-        if aimed:
-            self._injector.strike(aimed)
-        for injection, _ in aimed:
+            if not (seat.variable or self._has_one_rank_per_node or injection.fault.whole_node):
+                continue  # the first process of a node may be the launcher of several ranks
+            strikes.append((injection, self._target(injection, seat, seats_by_rank)))
+            self._struck_ranks[_worker_name(seat)] = seat.rank
+            self._wake_at_end_of(seat.process, cleanups)
+        if strikes:
+            self._injector.strike(strikes)
+        for injection, _ in strikes:
             self._watch(FaultStruck(injection.fault_id))
 
+    def _seats(self) -> dict[int, Seat]:
+        """Return the process of each rank. Raises SupervisorGone if a node does not answer."""
+        nodes = self._cluster.nodes
+        return seats({node: self._cluster.ranks(node) for node in nodes}) or seats_by_node(
+            {node: self._cluster.node(node) for node in nodes}
+        )
+
     def _is_due(self, injection: Injection) -> bool:
+        """Return whether the step or the time at which the fault strikes has come.
+
+        A time counts from the first step that the log showed. No fault is due before that step.
+        """
         fault, reader = injection.fault, self.reader
         if fault.at_step is not None:
             return reader.highest is not None and reader.highest >= fault.at_step
-        assert fault.after_s is not None, "checked when the run is planned"
         return (
-            reader.first_ns is not None
+            fault.after_s is not None
+            and reader.first_ns is not None
             and time.monotonic_ns() >= reader.first_ns + fault.after_s * 1e9
         )
 
     def _is_witnessed(self, seat: Seat) -> bool:
-        """Return whether the process has the rank by the word of its node, too: that is waited for.
+        """Return whether the node of a process, too, reports that it has the rank.
 
-        A node that does not tell leaves the run unknown.
+        The first call asks the node to look for ranks. The fault waits for the report, at most
+        ``_WITNESS_S`` seconds, after which True is returned: the run is then unknown. A process
+        without a variable needs no report. A launcher of ranks is never struck: False is returned.
         """
-        strongest = min(map(strength, self._found.values()), default=strength(seat.variable))
+        strongest = min(
+            map(strength, self._rank_variables.values()), default=strength(seat.variable)
+        )
         if strength(seat.variable) > strongest:
-            return False  # it is a launcher, and its ranks are gone for now
+            return False  # the process is a launcher, and its ranks are gone for now
         if not seat.variable:
             return True
-        place, now_s = (seat.node, seat.process.pid), time.monotonic()
-        if self._found.get(place) == seat.variable:
+        process_key, now_s = (seat.node, seat.process.pid), time.monotonic()
+        if self._rank_variables.get(process_key) == seat.variable:
             return True
-        if place not in self._asked_s:
-            self._asked_s[place] = now_s
+        if process_key not in self._requested_s:
+            self._requested_s[process_key] = now_s
             self._cluster.look_for_ranks(seat.node)
-        return now_s > self._asked_s[place] + _WITNESS_S
+        return now_s > self._requested_s[process_key] + _WITNESS_S
 
-    def _hear_nodes(self) -> None:
-        found = [record for record in self._nodes_say.poll() if record.event == Event.RANK_FOUND]
-        self._found |= {(record.source, record["pid"]): variable_of(record) for record in found}
+    def _read_node_records(self) -> None:
+        """Store the variable of each process with a rank, from new records of the nodes."""
+        records = [
+            record for record in self._node_records.poll() if record.event == Event.RANK_FOUND
+        ]
+        self._rank_variables |= {
+            (record.source, record["pid"]): variable_of(record) for record in records
+        }
 
-    def _target(self, injection: Injection, seat: Seat, found: dict[int, Seat]) -> Target:
+    def _target(self, injection: Injection, seat: Seat, seats_by_rank: dict[int, Seat]) -> Target:
+        """Return the target of an injection, with the step that the logs show."""
         return Target(
             cluster=self._cluster,
             undo=self._undo,
             fault_id=injection.fault_id,
-            worker=_name(seat),
+            worker=_worker_name(seat),
             node=seat.node,
             rank=seat.rank,
             step=-1 if self.reader.highest is None else self.reader.highest,
             phase="",
             process=seat.process,
             tid=seat.process.pid,
-            places={rank: one.node for rank, one in found.items()},
+            places={rank: other.node for rank, other in seats_by_rank.items()},
             struck_nodes={seat.node},
         )
 
     def _explain_missed(self) -> None:
+        """Mark each fault that never struck as missed, with the reason."""
         for injection in self.injections:
             if injection.state is not InjectionState.PLANNED:
                 continue
             if self._is_due(injection):
-                absent = (
+                absent_in_words = (
                     f"no process of rank {injection.fault.rank} was found {moment(injection.fault)}"
                 )
-                injection.miss(absent if self._found else f"{absent}: {NO_VARIABLE}")
+                injection.miss(
+                    absent_in_words if self._rank_variables else f"{absent_in_words}: {NO_VARIABLE}"
+                )
             else:
-                shown = (
+                shown_in_words = (
                     "no step"
                     if self.reader.highest is None
                     else f"step {self.reader.highest} at most"
                 )
-                injection.miss(f"it was due {moment(injection.fault)}, and the log shows {shown}")
+                injection.miss(
+                    f"it was due {moment(injection.fault)}, but the log shows {shown_in_words}"
+                )
 
 
-def _name(seat: Seat) -> str:
+def _worker_name(seat: Seat) -> str:
+    """Return the name of a process, ``node.pid``."""
     return f"{seat.node}.{seat.process.pid}"

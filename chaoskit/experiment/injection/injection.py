@@ -1,4 +1,8 @@
-"""One planned fault during a run: which state it is in, and what may follow."""
+"""A planned fault during a run, and the transitions between its states.
+
+-> experiment/injection/job_follower.py and command_follower.py cause the transitions before the
+strike, injector.py those after it. runlog/injected.py: the same fault, read from the journals.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,11 @@ from chaoskit.wire.messages import AtHook
 
 
 class InjectionState(StrEnum):
-    """Where an injection is. It strikes once: nothing leads back from *in force*."""
+    """The state of an injection. A fault strikes once, so nothing leads back from *in force*."""
 
     PLANNED = "planned"
-    WAITING = "waiting"  # a rank stands at its hook
-    IN_FORCE = "in force"  # it has acted, and its target has not shown it
+    WAITING = "waiting"  # a rank waits at its hook
+    IN_FORCE = "in force"  # the fault has acted, and its target shows no effect yet
     CONFIRMED = "confirmed"
     MISSED = "missed"
 
@@ -35,25 +39,34 @@ _NEXT = {
         InjectionState.MISSED,
     },
     InjectionState.IN_FORCE: {InjectionState.CONFIRMED, InjectionState.MISSED},
-    InjectionState.CONFIRMED: {
-        InjectionState.CONFIRMED,
-        InjectionState.MISSED,
-    },  # the job had ended before it acted
+    # missed, if the job had ended before the fault acted
+    InjectionState.CONFIRMED: {InjectionState.CONFIRMED, InjectionState.MISSED},
     InjectionState.MISSED: set(),
 }
 
 
 @dataclass(eq=False)
 class Injection:
-    """One planned fault during a run.
+    """A planned fault during a run.
+
+    A method that changes the state raises HarnessError if no transition leads there. The judges do
+    not see this object: they read the journal records that the injector writes of it.
 
     Attributes:
-        hook: said by the rank that waits to be struck; hook_s: since when.
-        armed: the worker that was told during the run where to stop.
-        target: what it struck; None before.
-        evidence: of its effect, the newest last.
-        missed: why it did not act, or too late.
-        answered: a loss that it caused is known.
+        fault_id: the name of the fault in messages and journals.
+        fault: the fault.
+        state: the state of the injection.
+        hook: the report of the rank that waits at its hook to be struck, or None.
+        hook_s: monotonic time since which that rank waits.
+        armed_worker: the worker that was ordered during the run to stop at the fault's phase; "" if none
+            was.
+        target: the process or node that was struck; None before.
+        evidence: proofs of the effect, the newest last; empty if there is none.
+        missed: the reason why the fault did not act, or acted too late; "" if it was not missed.
+        is_loss_detected: a loss that the fault caused was detected.
+        is_journalled: the injection is in the journal.
+        recorded_acts_ns: worker -> time in ns of the act that is in the journal.
+        recorded_lift_ns: time of the end of the fault that is in the journal; 0 if none is.
     """
 
     fault_id: str
@@ -61,69 +74,77 @@ class Injection:
     state: InjectionState = InjectionState.PLANNED
     hook: AtHook | None = None
     hook_s: float = 0.0
-    armed: str = ""
+    armed_worker: str = ""
     target: Target | None = None
     evidence: list[Evidence] = field(default_factory=list)
     missed: str = ""
-    answered: bool = False
-    is_written: bool = False  # its act is in the journal
-    acts: dict[str, int] = field(
-        default_factory=dict
-    )  # worker -> time: what is in the journal of its acts
-    lifted_ns: int = 0  # the same of its end
+    is_loss_detected: bool = False
+    is_journalled: bool = False
+    recorded_acts_ns: dict[str, int] = field(default_factory=dict)
+    recorded_lift_ns: int = 0
 
-    def _become(self, state: InjectionState) -> None:
+    def _enter(self, state: InjectionState) -> None:
+        """Enter a state; raise HarnessError if no transition leads there."""
         if state not in _NEXT[self.state]:
             raise HarnessError(f"{self.fault} is {self.state}, and cannot become {state}")
         self.state = state
 
-    def stand(self, hook: AtHook, now_s: float) -> None:
-        """A rank stands at its hook."""
-        self._become(InjectionState.WAITING)
+    def wait_at_hook(self, hook: AtHook, now_s: float) -> None:
+        """Store that a rank waits at the hook of the fault."""
+        self._enter(InjectionState.WAITING)
         self.hook, self.hook_s = hook, now_s
 
-    def step_back(self) -> None:
-        """That rank cannot be struck: the next one that comes there may be."""
-        self._become(InjectionState.PLANNED)
+    def return_to_planned(self) -> None:
+        """Return to *planned*, because the rank at the hook cannot be struck.
+
+        The next rank there may be.
+        """
+        self._enter(InjectionState.PLANNED)
         self.hook = None
 
     def strike(self, target: Target) -> None:
-        """It acts now."""
-        self._become(InjectionState.IN_FORCE)
+        """Store the target; the fault acts now."""
+        self._enter(InjectionState.IN_FORCE)
         self.hook, self.target = None, target
 
     def confirm(self, evidence: Evidence) -> None:
-        """Its target shows it; of several proofs the last one counts."""
-        self._become(InjectionState.CONFIRMED)
+        """Store evidence of the effect; the newest counts."""
+        self._enter(InjectionState.CONFIRMED)
         self.evidence.append(evidence)
 
     def miss(self, reason: str) -> None:
-        """It did not act, or could not be felt any more."""
-        self._become(InjectionState.MISSED)
+        """Store why the fault did not act, or could have no effect any more."""
+        self._enter(InjectionState.MISSED)
         self.hook, self.missed = None, reason
 
     @property
     def is_struck(self) -> bool:
-        """Whether its moment has come and gone: it strikes once, whatever is repeated later."""
+        """True if the fault has struck or was missed; then it never strikes again.
+
+        A step that is repeated does not change that.
+        """
         return self.state not in (InjectionState.PLANNED, InjectionState.WAITING)
 
     @property
     def struck(self) -> Target | None:
-        """What it struck; None where it did not."""
+        """The target that was struck; None before the strike, and for a fault that was missed."""
         return None if self.missed else self.target
 
     @property
     def observed(self) -> str:
-        """Its evidence in words; "" without."""
+        """The newest evidence in words, or an empty string."""
         return str(self.evidence[-1]) if self.evidence else ""
 
     @property
     def why_missed(self) -> str:
-        """Why it did not act."""
-        return self.missed or f"no rank {self.fault.rank} was there {self.fault.moment}"
+        """The reason why the fault did not act, in words; for a fault without a strike only.
+
+        If none was given, it is that no process had the rank at the fault's moment.
+        """
+        return self.missed or f"rank {self.fault.rank} was held by no process {self.fault.moment}"
 
     @property
-    def place(self) -> tuple[Any, ...]:
-        """Equal for faults that are due at the same moment."""
+    def moment_key(self) -> tuple[Any, ...]:
+        """A key of the moment of the fault; equal for faults that are due at the same moment."""
         fault = self.fault
         return (fault.at_step, fault.phase, fault.after_s, fault.during, fault.recovery)

@@ -1,4 +1,7 @@
-"""The processes of a command that had a rank, by the word of their nodes."""
+"""The processes of a command that had a rank, as their nodes report them.
+
+-> substrate/core/launched_ranks.py: the variables that show a rank, and the search for processes.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,19 @@ from chaoskit.vocabulary import Event
 
 
 def variable_of(record: Record) -> str:
-    """Return the variable that told a process its rank; records of older runs know one only."""
+    """Return the environment variable that shows the rank of a process.
+
+    A record without it, as older versions wrote, gives the first variable of ``VARIABLES``.
+    """
     return str(record.get("variable", VARIABLES[0]))
 
 
 def ranks_found(records: Iterable[Record]) -> list[Record]:
-    """Return the records of processes with a rank, by the strongest variable that any of them had.
+    """Return the records of processes with a rank, in the order of ``records``.
 
-    Those with a weaker one are launchers of the others.
+    Only processes with the strongest variable count. Those with a weaker one are launchers of the
+    others. The list is empty if no process showed its rank.
     """
-    found = [record for record in records if record.event == Event.RANK_FOUND]
-    strongest = min(map(variable_of, found), key=strength, default="")
-    return [record for record in found if variable_of(record) == strongest]
+    rank_records = [record for record in records if record.event == Event.RANK_FOUND]
+    strongest = min(map(variable_of, rank_records), key=strength, default="")
+    return [record for record in rank_records if variable_of(record) == strongest]

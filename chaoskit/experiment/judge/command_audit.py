@@ -1,4 +1,12 @@
-"""Whether each fault struck what was planned: by the word of nodes and logs, never by what its injector says alone."""
+"""Audit of the faults of a command: each must have struck its planned target, by the records of
+nodes and by logs.
+
+What the injector reports about itself proves nothing.
+
+-> runlog/fault_verdict.py (fault_check): a fault that did not act, or has no evidence; faults that
+were missed are not audited here. substrate/cluster/command_runner.py: the records of nodes.
+experiment/judge/fault_audit.py: the same for a job.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +21,28 @@ from chaoskit.faults import Kill
 from chaoskit.journal import Record
 from chaoskit.runlog.injected import InjectionRecord, Struck
 from chaoskit.runlog.outcome import Check
-from chaoskit.stacks.command import PLACEHOLDERS
-from chaoskit.stacks.log import Line
+from chaoskit.stacks.command import PLACEHOLDERS, path_on_node
+from chaoskit.stacks.log import CommandLogLine
 from chaoskit.vocabulary import Event, RunEnd, Verdict
 
 _COMMAND = "each node ran the command"
 _CLOCK_S = 0.001
-#: Nodes look for new ranks every half second, and a log may show some steps more while a rank is started again.
+#: Nodes look for new ranks every half second, and a log may show a few more steps while a rank is
+#: started again.
 _COMES_BACK_S = 1.0
 _FILLED = re.compile("|".join(rf"\{{{name}\}}" for name in PLACEHOLDERS))
 
 
 class _Holder:
-    """A process that had a rank, by the word of its node.
+    """A process that had a rank, as recorded by its node.
 
     Attributes:
-        found_ns: when the node told of it first; gone_ns: of its end, None where it did not.
-        is_command: it is the command itself, which no launcher starts again.
+        rank: the rank.
+        node: the node of the process.
+        pid: the process id.
+        found_ns: the time at which the node first recorded the rank.
+        gone_ns: the recorded end of the process, or None if there is no such record.
+        is_command: the process is the command itself, which no launcher starts again.
     """
 
     def __init__(self, rank: int, record: Record, ends: Iterable[Record]) -> None:
@@ -39,42 +52,54 @@ class _Holder:
             record["pid"],
             record.t_ns,
         )
-        mine = [one.t_ns for one in ends if (one.source, one["pid"]) == (self.node, self.pid)]
+        ends_ns = [end.t_ns for end in ends if (end.source, end["pid"]) == (self.node, self.pid)]
         self.is_command = record.event == Event.COMMAND_STARTED
-        self.gone_ns = min((t_ns for t_ns in mine if t_ns >= self.found_ns), default=None)
+        self.gone_ns = min((t_ns for t_ns in ends_ns if t_ns >= self.found_ns), default=None)
 
     def is_there(self, t_ns: int) -> bool:
-        """Whether it had the rank at this time."""
+        """Return whether the process had the rank at a time."""
         return self.found_ns <= t_ns and (self.gone_ns is None or t_ns < self.gone_ns)
 
 
 def audit(run: CommandRun, *, is_whole: bool) -> list[Check]:
-    """Return an error for all that was something else than asked for, and unknown for what is not told.
+    """Return a check for each fault or command that differs from the plan; none if all agree.
+
+    A difference gives the verdict error, and missing records of a fault give unknown. Faults that
+    did not act, or acted too late, are left out.
 
     Args:
-        is_whole: nothing is missing in journals and logs; else what differs may differ for that, and is unknown.
+        run: the records of the run.
+        is_whole: nothing is missing in journals and logs. Otherwise the difference of a fault may
+            be due to that, and is unknown; that of a command remains an error.
     """
-    differs = Verdict.ERROR if is_whole else Verdict.UNKNOWN
+    difference_verdict = Verdict.ERROR if is_whole else Verdict.UNKNOWN
     checks, holders = _commands(run), _holders(run)
-    for one in run.injections:
-        if one.target is None or one.missed:
+    for injection in run.injections:
+        if injection.target is None or injection.missed:
             continue
-        name = NAME.format(fault=one.fault)
-        if wrong := [*_mismatches(run, one, one.target, holders)]:
-            checks.append(Check(name=name, verdict=differs, detail="; ".join(wrong)))
-        elif untold := [*_untold(one, one.target, holders, run.lines)]:
-            checks.append(Check(name=name, verdict=Verdict.UNKNOWN, detail="; ".join(untold)))
+        name = NAME.format(fault=injection.fault)
+        if mismatches := [*_mismatches(run, injection, injection.target, holders)]:
+            checks.append(
+                Check(name=name, verdict=difference_verdict, detail="; ".join(mismatches))
+            )
+        elif missing_records := [*_missing(injection, injection.target, holders, run.lines)]:
+            checks.append(
+                Check(name=name, verdict=Verdict.UNKNOWN, detail="; ".join(missing_records))
+            )
     return checks
 
 
 def _holders(run: CommandRun) -> list[_Holder]:
-    """Return every process that had a rank. Where no variable tells one, the first process of node n is rank n."""
-    found = ranks_found(run.records)
+    """Return all processes that had a rank.
+
+    If no variable shows a rank, the command's process on node n has rank n.
+    """
+    ranks = ranks_found(run.records)
     ends = [
         record for record in run.records if record.event in (Event.RANK_GONE, Event.COMMAND_EXITED)
     ]
-    if found:
-        return [_Holder(record["rank"], record, ends) for record in found]
+    if ranks:
+        return [_Holder(record["rank"], record, ends) for record in ranks]
     return [
         _Holder(rank, run.commands[node], ends)
         for rank, node in enumerate(run.nodes)
@@ -83,18 +108,15 @@ def _holders(run: CommandRun) -> list[_Holder]:
 
 
 def _commands(run: CommandRun) -> list[Check]:
-    """Each node says what it started: the plan's command, with its own place filled in."""
-    wanted = [
-        ".*".join(map(re.escape, _FILLED.split(argument))) for argument in run.experiment.command
-    ]
+    """Return one check with the verdict error if a node started another command than the plan's.
+
+    The placeholders of the plan's command stand for any text, and a path of the plan for that of
+    its copy on the node. The list is empty without a difference.
+    """
     problems = [
         f"{node} ran {' '.join(record['command'])[:80]!r}"
         for node, record in run.commands.items()
-        if len(record["command"]) != len(wanted)
-        or not all(
-            re.fullmatch(one, told, re.DOTALL)
-            for one, told in zip(wanted, record["command"], strict=True)
-        )
+        if not _is_planned(record, run.experiment.command)
     ]
     return (
         [Check(name=_COMMAND, verdict=Verdict.ERROR, detail="; ".join(problems))]
@@ -103,54 +125,72 @@ def _commands(run: CommandRun) -> list[Check]:
     )
 
 
+def _is_planned(record: Record, command: Sequence[str]) -> bool:
+    """Return whether a node's record of its command agrees with the command of the plan."""
+    planned_arguments = [path_on_node(argument, record.get("paths", {})) for argument in command]
+    return len(record["command"]) == len(command) and all(
+        re.fullmatch(".*".join(map(re.escape, _FILLED.split(planned))), argument, re.DOTALL)
+        for planned, argument in zip(planned_arguments, record["command"], strict=True)
+    )
+
+
 def _mismatches(
-    run: CommandRun, one: InjectionRecord, struck: Struck, holders: Sequence[_Holder]
+    run: CommandRun, injection: InjectionRecord, target: Struck, holders: Sequence[_Holder]
 ) -> Iterator[str]:
-    fault, place = one.fault, f"process {struck.pid} of {struck.node}"
-    if isinstance(fault.rank, int) and struck.rank != fault.rank:
-        yield f"it struck rank {struck.rank}, not rank {fault.rank}"
-    if struck.worker != f"{struck.node}.{struck.pid}":
-        yield f"the harness names {struck.worker}, and {place}"
-    for other in (holder for holder in holders if holder.pid == struck.pid):
-        if (other.rank, other.node) != (struck.rank, struck.node):
-            yield f"process {other.pid} of {other.node} had rank {other.rank}, not rank {struck.rank} of {struck.node}"
-        elif other.gone_ns is not None and other.gone_ns < struck.injected_ns:
-            yield f"{place} had ended before it acted"
-    held = [holder for holder in holders if holder.rank == struck.rank]
-    if held and struck.pid not in {holder.pid for holder in holders}:
-        known = " or ".join(f"{holder.pid} of {holder.node}" for holder in held[-2:])
-        yield f"rank {struck.rank} was process {known}, not {struck.pid} of {struck.node}"
-    if one.effective_ns is not None and one.effective_ns < struck.injected_ns:
+    """Yield, in words, each contradiction between a fault's plan and the records of its strike."""
+    fault, process_in_words = injection.fault, f"process {target.pid} of {target.node}"
+    if isinstance(fault.rank, int) and target.rank != fault.rank:
+        yield f"it struck rank {target.rank}, not rank {fault.rank}"
+    if target.worker != f"{target.node}.{target.pid}":
+        yield f"the harness recorded {target.worker} as the target, but also {process_in_words}"
+    struck_process = (target.node, target.pid)  # pids of two nodes may be equal
+    for owner in (holder for holder in holders if (holder.node, holder.pid) == struck_process):
+        if owner.rank != target.rank:
+            yield f"{process_in_words} had rank {owner.rank}, not rank {target.rank}"
+        elif owner.gone_ns is not None and owner.gone_ns < target.injected_ns:
+            yield f"{process_in_words} had ended before it acted"
+    rank_holders = [holder for holder in holders if holder.rank == target.rank]
+    if rank_holders and struck_process not in {(holder.node, holder.pid) for holder in holders}:
+        holders_in_words = " or ".join(
+            f"{holder.pid} of {holder.node}" for holder in rank_holders[-2:]
+        )
+        yield f"rank {target.rank} was process {holders_in_words}, not {target.pid} of {target.node}"
+    if injection.effective_ns is not None and injection.effective_ns < target.injected_ns:
         yield "its effect was seen before it acted"
-    if not one.is_about_its_target:
-        yield f"its evidence is not about what it struck: {one.subject or one.observed}"
+    if not injection.is_about_its_target:
+        yield f"its evidence is not about what it struck: {injection.subject or injection.observed}"
     if any(line.step is not None for line in run.lines):
-        yield from _another_moment(run, one, struck, holders)
+        yield from _moment_mismatches(run, injection, target, holders)
 
 
-def _another_moment(
-    run: CommandRun, one: InjectionRecord, struck: Struck, holders: Sequence[_Holder]
+def _moment_mismatches(
+    run: CommandRun, injection: InjectionRecord, target: Struck, holders: Sequence[_Holder]
 ) -> Iterator[str]:
-    """By what the log had shown when it struck."""
-    fault, lines = one.fault, [line for line in run.lines if line.step is not None]
-    before = [line for line in lines if line.t_ns <= struck.injected_ns]
-    shown = max((line.step for line in before if line.step is not None), default=-1)
-    if shown != struck.step:
-        yield f"the log had shown {_step(shown)} when it struck, and the harness says {_step(struck.step)}"
-    if fault.at_step is not None and shown < fault.at_step:
-        yield f"it struck when the log had shown {_step(shown)}, not step {fault.at_step}"
-    elif fault.at_step is not None and _is_late(run, one, struck, holders, before):
-        yield f"it struck when the log had shown {_step(shown)}, long after step {fault.at_step}"
-    elif fault.at_step is not None and fault.at_step < shown == _last(run):
-        yield f"it struck when the log had shown {_step(shown)}, the last one, not step {fault.at_step}"
+    """Yield, in words, each difference between the planned moment and the log at the strike."""
+    fault, lines = injection.fault, [line for line in run.lines if line.step is not None]
+    lines_before = [line for line in lines if line.t_ns <= target.injected_ns]
+    log_step = max((line.step for line in lines_before if line.step is not None), default=-1)
+    if log_step != target.step:
+        yield f"the log had shown {_step_text(log_step)} when it struck, but the harness recorded {_step_text(target.step)}"
+    if fault.at_step is not None and log_step < fault.at_step:
+        yield f"it struck when the log had shown {_step_text(log_step)}, not step {fault.at_step}"
+    elif fault.at_step is not None and _is_late(
+        run, injection, fault.at_step, target, holders, lines_before
+    ):
+        yield f"it struck when the log had shown {_step_text(log_step)}, long after step {fault.at_step}"
+    elif fault.at_step is not None and fault.at_step < log_step == _last(run):
+        yield f"it struck when the log had shown {_step_text(log_step)}, the last one, not step {fault.at_step}"
     if fault.after_s is not None:
-        after_s = (struck.injected_ns - lines[0].t_ns) / 1e9
+        after_s = (target.injected_ns - lines[0].t_ns) / 1e9
         if after_s < fault.after_s - _CLOCK_S:
             yield f"it struck {after_s:.3f} s after the log showed a first step, not {fault.after_s:g} s"
 
 
 def _last(run: CommandRun) -> int | None:
-    """The last step of a run that ended well; None of another one, which may have ended for its faults."""
+    """Return the last step in the log of a run that ended well, or None.
+
+    The last step of another run says nothing, since faults may have ended the run.
+    """
     if run.reason != RunEnd.ENDED or unfinished(run):
         return None
     return max((line.step for line in run.lines if line.step is not None), default=None)
@@ -158,71 +198,100 @@ def _last(run: CommandRun) -> int | None:
 
 def _is_late(
     run: CommandRun,
-    one: InjectionRecord,
-    struck: Struck,
+    injection: InjectionRecord,
+    at_step: int,
+    target: Struck,
     holders: Sequence[_Holder],
-    before: Sequence[Line],
+    lines_before: Sequence[CommandLogLine],
 ) -> bool:
-    """Whether the log was read again between the moment and the act, although the process was there all the time.
+    """Return whether a fault at a step struck too late, although its process was there in time.
 
-    Another fault that struck the same process may have held it up, and so may another process with its rank.
+    It is late if the log of the node was read again between the step and the act. It is not late
+    if another fault, which may have delayed it, struck the same process. Nor is it late if another
+    process had the rank.
+
+    Args:
+        run: the records of the run.
+        injection: the fault and its result.
+        at_step: the step at which the fault was due.
+        target: its target.
+        holders: all processes that had a rank.
+        lines_before: the log lines that were read before the act.
     """
-    at_step = one.fault.at_step
-    assert at_step is not None
-    due = next((line for line in before if line.step is not None and line.step >= at_step), None)
-    others = [
+    due_line = next(
+        (line for line in lines_before if line.step is not None and line.step >= at_step), None
+    )
+    other_claims = [
         other.target.claims
         for other in run.injections
-        if other is not one and other.target is not None
+        if other is not injection and other.target is not None
     ]
-    if due is None or any(struck.worker in claims for claims in others):
+    if due_line is None or any(target.worker in claims for claims in other_claims):
         return False
-    there = [
-        holder.pid for holder in holders if holder.rank == struck.rank and holder.is_there(due.t_ns)
+    processes_there = [
+        (holder.node, holder.pid)
+        for holder in holders
+        if holder.rank == target.rank and holder.is_there(due_line.t_ns)
     ]
-    return there == [struck.pid] and any(
-        line.node == due.node and line.t_ns > due.t_ns for line in before
+    return processes_there == [(target.node, target.pid)] and any(
+        line.node == due_line.node and line.t_ns > due_line.t_ns for line in lines_before
     )
 
 
-def _step(step: int) -> str:
+def _step_text(step: int) -> str:
+    """Return a step in words; -1 means that the log has shown no step."""
     return "no step" if step < 0 else f"step {step}"
 
 
-def _untold(
-    one: InjectionRecord, struck: Struck, holders: Sequence[_Holder], lines: Sequence[Line]
+def _missing(
+    injection: InjectionRecord,
+    target: Struck,
+    holders: Sequence[_Holder],
+    lines: Sequence[CommandLogLine],
 ) -> Iterator[str]:
-    mine = [holder for holder in holders if (holder.node, holder.pid) == (struck.node, struck.pid)]
-    if not mine:
-        yield f"no node tells that process {struck.pid} of {struck.node} had rank {struck.rank}"
-    elif _ends_a_process(one) and all(holder.gone_ns is None for holder in mine):
-        yield f"{struck.node} does not tell that process {struck.pid} ended"
-    elif _ends_a_process(one) and not mine[0].is_command:
-        yield from _never_back(struck, holders, lines)
+    """Yield, in words, each record that is missing to confirm the target of a fault.
+
+    Several processes with the rank are reported, too: which of them trained is not known.
+    """
+    own_holders = [
+        holder for holder in holders if (holder.node, holder.pid) == (target.node, target.pid)
+    ]
+    if not own_holders:
+        yield f"no node recorded that process {target.pid} of {target.node} had rank {target.rank}"
+    elif _ends_a_process(injection) and all(holder.gone_ns is None for holder in own_holders):
+        yield f"{target.node} did not record the end of process {target.pid}"
+    elif _ends_a_process(injection) and not own_holders[0].is_command:
+        yield from _missing_restart(target, holders, lines)
     rivals = [
         holder
         for holder in holders
-        if holder.rank == struck.rank and holder.is_there(struck.injected_ns)
+        if holder.rank == target.rank and holder.is_there(target.injected_ns)
     ]
     if len(rivals) > 1:
         pids = ", ".join(str(holder.pid) for holder in rivals)
-        yield f"processes {pids} had rank {struck.rank} when it struck {struck.pid}: which of them trained is not known"
+        yield f"processes {pids} had rank {target.rank} when it struck {target.pid}: which of them trained is not known"
     if not any(line.step is not None for line in lines):
-        yield "nothing tells which step the log had shown"
+        yield "no log line shows a step, so the step of the strike is not known"
 
 
-def _never_back(struck: Struck, holders: Sequence[_Holder], lines: Sequence[Line]) -> Iterator[str]:
-    """What trains on without the rank is not the job that was asked for, and a step counts whichever rank shows it."""
+def _missing_restart(
+    target: Struck, holders: Sequence[_Holder], lines: Sequence[CommandLogLine]
+) -> Iterator[str]:
+    """Yield a problem if the training went on and the killed rank was never started again.
+
+    A job that trains on without the rank is not the planned job, but its log shows steps of the
+    other ranks.
+    """
     shown_ns = max((line.t_ns for line in lines if line.step is not None), default=0)
-    if shown_ns < struck.injected_ns + _COMES_BACK_S * 1e9:
+    if shown_ns < target.injected_ns + _COMES_BACK_S * 1e9:
         return
     if not any(
-        holder.rank == struck.rank and holder.found_ns > struck.injected_ns for holder in holders
+        holder.rank == target.rank and holder.found_ns > target.injected_ns for holder in holders
     ):
-        late_s = (shown_ns - struck.injected_ns) / 1e9
-        yield f"rank {struck.rank} never came back, and the log shows steps until {late_s:.1f} s after it was struck"
+        trained_s = (shown_ns - target.injected_ns) / 1e9
+        yield f"rank {target.rank} was never started again, but the log shows steps until {trained_s:.1f} s after the strike"
 
 
-def _ends_a_process(one: InjectionRecord) -> bool:
-    """Whether the process cannot outlive the fault, and its node does."""
-    return isinstance(one.fault, Kill) and one.fault.signum == Kill.signum
+def _ends_a_process(injection: InjectionRecord) -> bool:
+    """Return whether the fault always ends its process, but not the node."""
+    return isinstance(injection.fault, Kill) and injection.fault.signum == Kill.signum

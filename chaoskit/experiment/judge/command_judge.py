@@ -1,8 +1,15 @@
-"""Turns a raw run of a command into an outcome. A check without data is unknown, never passed."""
+"""Turn a raw run of a command into an outcome. A check without data is unknown, never passed.
+
+-> stacks/course.py: which steps were lost; stacks/felt.py: when training paused or went back.
+experiment/run/legibility.py: logs whose steps cannot be counted. runlog/fault_verdict.py
+(fault_check): a fault without evidence; experiment/judge/command_audit.py: one that struck another
+process.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from chaoskit.experiment.injection.command_follower import GOOD
@@ -10,20 +17,21 @@ from chaoskit.experiment.judge.command_audit import audit
 from chaoskit.experiment.judge.command_coverage import coverage_of
 from chaoskit.experiment.plan.command_plan import moment
 from chaoskit.experiment.run.command_run import CommandRun
-from chaoskit.experiment.run.legibility import uncountable, why_silent
+from chaoskit.experiment.run.disruptions import DEPENDENT, check_pods, excuse_failures
+from chaoskit.experiment.run.legibility import why_silent, why_uncountable
 from chaoskit.experiment.run.log_ends import hints, log_ends
 from chaoskit.experiment.twin.command_twin import CommandTwin, failed_nodes, taken_nodes, unfinished
+from chaoskit.faults.base import Fault
 from chaoskit.plaintext import plural
-from chaoskit.runlog.findings import (
+from chaoskit.runlog.checks import (
     compared_with_itself,
     conclude,
     environment,
-    fault_check,
-    fault_record,
     harness_lost,
     rules_fired,
     started_at,
 )
+from chaoskit.runlog.fault_verdict import fault_check, fault_record
 from chaoskit.runlog.injected import InjectionRecord, Struck
 from chaoskit.runlog.outcome import (
     COMPLETED,
@@ -42,40 +50,50 @@ from chaoskit.vocabulary import Verdict
 
 STACK = "command"
 LOSSES = "losses equal the twin's"
-_SILENT_SHARE = 10  # so many steps one may be without a loss
+_SILENT_SHARE = 10  # one step among so many may have no loss
 
 
 def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> Outcome:
-    """Everything that can be said about ``run``. ``twin``: what the command does unbroken, if that is known."""
+    """Judge ``run`` and return the outcome.
+
+    Args:
+        run: the records of the run.
+        twin: the unbroken run of the same command, or None if there is none.
+        substrate: the name of the substrate of the nodes.
+    """
     experiment, lines = run.experiment, run.lines
-    first_ns = min((strike.target.injected_ns for strike in _landed(run)), default=math.inf)
+    first_ns = min(
+        (strike.target.injected_ns for strike in _injected_faults(run)), default=math.inf
+    )
     course = Course(lines, twin.usual if twin and twin.counts else Usual.before(lines, first_ns))
     recoveries = [
-        recovery for strike in _landed(run) if (recovery := _recovery(run, course, strike))
+        recovery for strike in _injected_faults(run) if (recovery := _recovery(run, course, strike))
     ]
     coverage, not_applied = coverage_of(run, twin), _not_applied(run, twin)
-    unclear = (twin.uncountable if twin else "") or uncountable(
+    uncountable_reason = (twin.uncountable if twin else "") or why_uncountable(
         run, course.usual, twin.counts if twin else {}
     )
     checks = [
         coverage.check(len(run.records), len(run.coverage)),
-        _completed(run, course, twin, unclear),
-        _shows_steps(run, course, twin, unclear),
+        _completed(run, course, twin, uncountable_reason),
+        _shows_steps(run, course, twin, uncountable_reason),
         *(fault_check(strike, run.ended_ns) for strike in run.injections),
         *audit(run, is_whole=not coverage.blind),
         *(
-            [_excused(_recovered(run, course, recoveries, twin), unclear)]
+            [_unless_unclear(_recovered(run, course, recoveries, twin), uncountable_reason)]
             if RECOVERED not in not_applied
             else []
         ),
-        _excused(_kept(run, course), unclear),
+        _unless_unclear(_steps_kept(run, course), uncountable_reason),
     ]
     if twin is not None and run.run_id and twin.run_id == run.run_id:
         checks.append(compared_with_itself("twin", run.run_id))
     if twin is not None and LOSSES not in not_applied:
-        checks.append(_excused(_losses(run, course, twin), unclear))
+        checks.append(_unless_unclear(_losses(run, course, twin), uncountable_reason))
     if run.harness_lost:
         checks.append(harness_lost(run.records))
+    checks += check_pods(run.disturbing_pods, run.disturbing_pods)
+    checks = excuse_failures(checks, run.disturbing_pods, (*DEPENDENT, LOSSES))
     verdict = coverage.verdict(checks)
     return Outcome(
         name=experiment.name,
@@ -101,7 +119,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
         false_alarms=None,
         rules_fired=rules_fired(run.records, run.started_ns),
         log_ends=log_ends(run, failed_nodes(run)) if verdict != Verdict.PASSED else [],
-        # which torch the command has is known to the command alone
+        # the torch version is known to the command alone
         environment=environment(run.coverage, "warden", "chaoskit", "python", "kernel", "machine"),
         directory=str(run.directory),
         settings=_settings(run),
@@ -109,7 +127,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
 
 
 def _reasons(run: CommandRun, checks: list[Check], verdict: Verdict) -> list[str]:
-    """Return why a run did not pass, and what helps."""
+    """Return why a run did not pass, one text a check, then advice; empty if it passed."""
     if verdict == Verdict.PASSED:
         return []
     return [
@@ -119,7 +137,7 @@ def _reasons(run: CommandRun, checks: list[Check], verdict: Verdict) -> list[str
 
 
 def _settings(run: CommandRun) -> dict[str, Any]:
-    """What was chosen for this run, and is not a field of the outcome itself."""
+    """Return the settings chosen for this run that are not fields of the outcome itself."""
     experiment = run.experiment
     chosen = {
         "step pattern": experiment.watch.step,
@@ -130,54 +148,67 @@ def _settings(run: CommandRun) -> dict[str, Any]:
         "stalled_s": experiment.stalled_s,
         "rules": experiment.rules,
     }
-    return {name: value for name, value in chosen.items() if value}
+    return {name: setting for name, setting in chosen.items() if setting}
 
 
 def _not_applied(run: CommandRun, twin: CommandTwin | None) -> dict[str, str]:
-    """Checks that say nothing about the run, with the reason."""
-    found = {}
-    if not _landed(run):
-        found[RECOVERED] = "no fault struck"
+    """Return name -> reason for each check that does not apply to the run; these are left out."""
+    reasons = {}
+    if not _injected_faults(run):
+        reasons[RECOVERED] = "no fault struck"
     if run.experiment.watch.loss is None:
-        found[LOSSES] = "there is no pattern for losses"
+        reasons[LOSSES] = "there is no pattern for losses"
     elif twin is None:
-        found[LOSSES] = "the unbroken run is not known"
-    return found
+        reasons[LOSSES] = "the unbroken run is not known"
+    return reasons
 
 
-def _landed(run: CommandRun) -> list[_Landed]:
+def _injected_faults(run: CommandRun) -> list[_InjectedFault]:
+    """Return the faults that were injected, without those that were missed."""
     return [
-        _Landed(strike)
+        _InjectedFault(strike.fault, strike.target)
         for strike in run.injections
         if strike.target is not None and not strike.missed
     ]
 
 
-class _Landed:
-    """A strike that was injected."""
+@dataclass(frozen=True, slots=True)
+class _InjectedFault:
+    """A fault that was injected.
 
-    def __init__(self, strike: InjectionRecord) -> None:
-        assert strike.target is not None
-        self.fault, self.target = strike.fault, strike.target
-        self.done_ns = strike.target.done_ns  # from then on the fault is in force
+    Attributes:
+        fault: the fault.
+        target: the process that it struck.
+    """
+
+    fault: Fault
+    target: Struck
+
+    @property
+    def done_ns(self) -> int:
+        """The time in ns from which the fault is in force."""
+        return self.target.done_ns
 
 
-# -- the course -----------------------------------------------------------------------------------------------------
+# -- the course ------------------------------------------------------------------------------------
 
 
 def _points(run: CommandRun, course: Course) -> list[StepPoint]:
-    """One point a step, at the last time that it was shown. Of several losses the smallest."""
+    """Return one point for each step, at the last time that it was shown.
+
+    Of several losses the smallest counts, and NaN before any number.
+    """
     points: list[StepPoint] = []
     losses = course.losses()
-    for step, shown in course.steps.items():
-        at_s = (shown.at_ns[-1] - run.started_ns) / 1e9
+    for step, shown_step in course.steps.items():
+        at_s = (shown_step.at_ns[-1] - run.started_ns) / 1e9
         points.append(
             StepPoint(
                 step=step,
                 loss=losses[step][0] if step in losses else None,
                 at_s=at_s,
                 seconds=at_s - points[-1].at_s if points else 0.0,
-                generation=shown.attempt,
+                generation=shown_step.attempt,
                 world=0,
             )
         )
@@ -185,6 +216,10 @@ def _points(run: CommandRun, course: Course) -> list[StepPoint]:
 
 
 def _twin_losses(twin: CommandTwin | None) -> list[float | None] | None:
+    """Return the twin's losses by step, with None for a step without one.
+
+    None is returned if the twin shows no losses at all.
+    """
     if twin is None or not twin.losses or twin.highest is None:
         return None
     return [
@@ -192,16 +227,19 @@ def _twin_losses(twin: CommandTwin | None) -> list[float | None] | None:
     ]
 
 
-def _recovery(run: CommandRun, course: Course, strike: _Landed) -> Recovery | None:
-    """From the injection to the first step that is new after the training has felt it.
+def _recovery(run: CommandRun, course: Course, strike: _InjectedFault) -> Recovery | None:
+    """Return the recovery from a fault, from the injection to the first new step after its effect.
 
-    One that was not felt is over with the next step, unless the run did not end well: then it may only not have shown.
+    A fault without an effect is over with the next step, unless the run ended badly: the effect may
+    be missing in the log. None is returned if the log shows no such step.
     """
-    injected_ns, felt = strike.target.injected_ns, _felt(run, course, strike)
-    end = felt.end if felt else None if unfinished(run) else course.next_record(strike.done_ns)
-    if end is None:
+    injected_ns, effect = strike.target.injected_ns, _effect(run, course, strike)
+    end_record = (
+        effect.end if effect else None if unfinished(run) else course.next_record(strike.done_ns)
+    )
+    if end_record is None:
         return None
-    at_ns, step = end
+    at_ns, step = end_record
     seconds, step_s = (at_ns - injected_ns) / 1e9, usual_step_s(course, injected_ns)
     start_s = (injected_ns - run.started_ns) / 1e9
     span = PhaseSpan(
@@ -212,7 +250,7 @@ def _recovery(run: CommandRun, course: Course, strike: _Landed) -> Recovery | No
         reference="one usual step",
     )
     return Recovery(
-        cause=_impact(run, course, strike) or "the log does not show that the training felt it",
+        cause=_impact(run, course, strike) or "the log shows no effect on the training",
         fault=str(strike.fault),
         injected_s=start_s,
         generation=course.steps[step].attempt,
@@ -224,68 +262,94 @@ def _recovery(run: CommandRun, course: Course, strike: _Landed) -> Recovery | No
     )
 
 
-def _felt(run: CommandRun, course: Course, strike: _Landed) -> Felt | None:
+def _effect(run: CommandRun, course: Course, strike: _InjectedFault) -> Felt | None:
+    """Return the effect of a fault on the training, as the log shows it, or None."""
     injected_ns = strike.target.injected_ns
-    later = [one.target.injected_ns for one in _landed(run) if one.target.injected_ns > injected_ns]
-    return look(course, strike.done_ns, min(later, default=math.inf))
+    later_strikes_ns = [
+        later_fault.target.injected_ns
+        for later_fault in _injected_faults(run)
+        if later_fault.target.injected_ns > injected_ns
+    ]
+    return look(course, strike.done_ns, min(later_strikes_ns, default=math.inf))
 
 
-def _impact(run: CommandRun, course: Course, strike: _Landed) -> str:
-    """How the job felt a fault, in words; "" if the log does not show it."""
-    felt, problems = _felt(run, course, strike), unfinished(run)
-    if felt is None:
+def _impact(run: CommandRun, course: Course, strike: _InjectedFault) -> str:
+    """Return in words how the job was affected by a fault; "" if the log does not show it.
+
+    Without an effect in the log it is the first reason why the run ended badly, if it did.
+    """
+    effect, problems = _effect(run, course, strike), unfinished(run)
+    if effect is None:
         return problems[0] if problems else ""
-    if felt.back is not None:
-        return f"the log went back from step {felt.step} to step {felt.back}"
-    return f"no new step was shown for {felt.pause_s:.2f} s after step {felt.step}"
+    if effect.back is not None:
+        return f"the log went back from step {effect.step} to step {effect.back}"
+    return f"no new step was shown for {effect.pause_s:.2f} s after step {effect.step}"
 
 
-# -- faults ---------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 def _fault_record(run: CommandRun, course: Course, strike: InjectionRecord) -> FaultRecord:
-    felt = []
-    if (
-        strike.target is not None
-        and not strike.missed
-        and (impact := _impact(run, course, _Landed(strike)))
-    ):
-        seen = _felt(run, course, _Landed(strike))
-        at_ns = seen.end[0] if seen and seen.end else run.ended_ns
-        felt = [
-            EvidenceRecord(level="impactful", at_s=(at_ns - run.started_ns) / 1e9, observed=impact)
-        ]
-    return fault_record(strike, run.started_ns, _stood, felt, moment(strike.fault))
+    """Return the record of a fault for the outcome, with its effect on the training, if any."""
+    impacts = []
+    if strike.target is not None and not strike.missed:
+        injected_fault = _InjectedFault(strike.fault, strike.target)
+        if impact := _impact(run, course, injected_fault):
+            effect = _effect(run, course, injected_fault)
+            at_ns = effect.end[0] if effect and effect.end else run.ended_ns
+            at_s = (at_ns - run.started_ns) / 1e9
+            impacts = [EvidenceRecord(level="impactful", at_s=at_s, observed=impact)]
+    return fault_record(strike, run.started_ns, _state_when_struck, impacts, moment(strike.fault))
 
 
-def _stood(target: Struck) -> str:
-    shown = (
+def _state_when_struck(target: Struck) -> str:
+    """Return in words which step the log showed when the fault struck."""
+    shown_in_words = (
         "the log showed no step yet" if target.step < 0 else f"the log showed step {target.step}"
     )
-    return f"rank {target.rank} (pid {target.pid} on {target.node}) was alive, and {shown}; where it stood is not known"
+    return f"rank {target.rank} (pid {target.pid} on {target.node}) was alive, and {shown_in_words}; its phase is not known"
 
 
-# -- checks ---------------------------------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------
 
 
 def _unknown(name: str, detail: str) -> Check:
+    """Return a check with the verdict unknown."""
     return Check(name=name, verdict=Verdict.UNKNOWN, detail=detail)
 
 
-def _excused(check: Check, unclear: str) -> Check:
-    """A check that failed on a log that cannot be counted has shown nothing."""
-    if unclear and check.verdict is Verdict.FAILED:
-        return _unknown(check.name, f"{check.detail}, which says nothing")
+def _unless_unclear(check: Check, uncountable_reason: str) -> Check:
+    """Return a failed check as unknown if the log cannot be counted; other checks as they are.
+
+    Args:
+        check: the check.
+        uncountable_reason: the reason why steps cannot be counted; "" if they can.
+    """
+    if uncountable_reason and check.verdict is Verdict.FAILED:
+        return _unknown(check.name, f"{check.detail}, which proves nothing with this log")
     return check
 
 
-def _completed(run: CommandRun, course: Course, twin: CommandTwin | None, unclear: str) -> Check:
+def _completed(
+    run: CommandRun, course: Course, twin: CommandTwin | None, uncountable_reason: str
+) -> Check:
+    """Return the check that the command ended well on every node, at the twin's last step.
+
+    An earlier last step gives unknown if steps cannot be counted, for the reason ``uncountable_reason``.
+    """
     problems = unfinished(run)
-    last, whole = course.highest, twin.highest if twin else None
-    if not problems and last is not None and whole is not None and last < whole:
-        ending = f"the log ends with step {last}, the unbroken run's with step {whole}"
-        if unclear:
-            return _unknown(COMPLETED, f"{ending}, which says nothing")
+    last_step, twin_last_step = course.highest, twin.highest if twin else None
+    if (
+        not problems
+        and last_step is not None
+        and twin_last_step is not None
+        and last_step < twin_last_step
+    ):
+        ending = (
+            f"the log ends with step {last_step}, the unbroken run's with step {twin_last_step}"
+        )
+        if uncountable_reason:
+            return _unknown(COMPLETED, f"{ending}, which proves nothing with this log")
         problems.append(ending)
     return conclude(
         COMPLETED,
@@ -296,117 +360,172 @@ def _completed(run: CommandRun, course: Course, twin: CommandTwin | None, unclea
 
 
 def _nodes(run: CommandRun) -> str:
-    good = sum(end == GOOD for end in run.exits.values())
-    return f"{good} of {run.experiment.nodes} nodes" if run.experiment.nodes > 1 else "its node"
+    """Return in words the nodes on which the command ended well, such as "3 of 4 nodes"."""
+    good_ends = sum(end == GOOD for end in run.exits.values())
+    return (
+        f"{good_ends} of {run.experiment.nodes} nodes" if run.experiment.nodes > 1 else "its node"
+    )
 
 
-def _shows_steps(run: CommandRun, course: Course, twin: CommandTwin | None, unclear: str) -> Check:
-    name, last = "the log shows steps", course.highest
-    if unclear:
-        return _unknown(name, f"{unclear}; see {run.directory / 'log'}")
-    if last is not None:
-        wanted = [step for step in twin.counts if step <= last] if twin is not None else []
-        silent = sum(step not in course.steps for step in wanted)
-        if _is_too_silent(run, silent, len(wanted)):
-            told = f"{silent} of {len(wanted)} steps are in its twin's log only"
+def _shows_steps(
+    run: CommandRun, course: Course, twin: CommandTwin | None, uncountable_reason: str
+) -> Check:
+    """Return the check that the log shows steps, and as many as the unbroken run.
+
+    It is unknown, with a remedy, if steps are missing or cannot be counted; it never fails. A few
+    missing steps are allowed: see :func:`_is_too_silent`. ``uncountable_reason`` is the reason why steps
+    cannot be counted, or "".
+    """
+    name, last_step = "the log shows steps", course.highest
+    if uncountable_reason:
+        return _unknown(name, f"{uncountable_reason}; see {run.directory / 'log'}")
+    if last_step is not None:
+        twin_steps = [step for step in twin.counts if step <= last_step] if twin is not None else []
+        silent_count = sum(step not in course.steps for step in twin_steps)
+        if _is_too_silent(run, silent_count, len(twin_steps)):
+            problem = f"{silent_count} of {len(twin_steps)} steps are in its twin's log only"
             return _unknown(
-                name, f"{told}: have every step shown, or do without a twin (twin=False)"
+                name, f"{problem}: print every step, or run without a twin (twin=False)"
             )
-        lines, lacking = _lines_lacking(run, course, twin)
-        if _is_too_silent(run, lacking, lines):
-            told = f"of {lines} lines that show a step of the unbroken run {lacking} are missing"
-            return _unknown(name, f"{told}: a rank that came back shows none, or never came back")
-        fine = f"{plural(len(course.steps), 'step')} in {plural(run.lines_read, 'line')}"
-        return conclude(name, [], fine, looked_at=len(course.steps))
-    if silence := why_silent(run):
-        return _unknown(name, f"{silence}; see {run.directory / 'log'}")
-    told = f"LogPatterns(step={run.experiment.watch.step!r}) matches none of {run.lines_read} lines"
+        line_count, lacking_count = _lines_lacking(run, course, twin)
+        if _is_too_silent(run, lacking_count, line_count):
+            problem = (
+                f"{lacking_count} of {line_count} lines with a step of the unbroken run are missing"
+            )
+            return _unknown(
+                name, f"{problem}: a restarted rank prints none, or a lost rank was not restarted"
+            )
+        passed_detail = f"{plural(len(course.steps), 'step')} in {plural(run.lines_read, 'line')}"
+        return conclude(name, [], passed_detail, looked_at=len(course.steps))
+    if silence_reason := why_silent(run):
+        return _unknown(name, f"{silence_reason}; see {run.directory / 'log'}")
+    problem = (
+        f"LogPatterns(step={run.experiment.watch.step!r}) matches none of {run.lines_read} lines"
+    )
     if run.odd:
-        told = f"LogPatterns(step={run.experiment.watch.step!r}) matches {run.odd!r}, which is no whole number"
+        problem = f"LogPatterns(step={run.experiment.watch.step!r}) matches {run.odd!r}, which is not a whole number"
     example = f", such as {run.example[:80]!r}" if run.example else ""
-    return _unknown(name, f"{told}{example}: mend the pattern; see {run.directory / 'log'}")
+    return _unknown(name, f"{problem}{example}: correct the pattern; see {run.directory / 'log'}")
 
 
 def _lines_lacking(run: CommandRun, course: Course, twin: CommandTwin | None) -> tuple[int, int]:
-    """How many lines of the unbroken run show a step, and how many of these have no like in this run's log.
+    """Return how many lines of the twin's log show a step, and how many are missing here.
 
-    Of steps up to the last one; of a job that a fault made smaller for good nothing is known.
+    Only steps up to the last one count. Both numbers are 0 if a fault made the job smaller for
+    good.
     """
-    last = course.highest
-    if twin is None or last is None or taken_nodes(run):
+    last_step = course.highest
+    if twin is None or last_step is None or taken_nodes(run):
         return 0, 0
-    wanted = {step: count for step, count in twin.counts.items() if step <= last}
-    shown = course.counts()
-    return sum(wanted.values()), sum(
-        max(0, count - shown.get(step, 0)) for step, count in wanted.items()
+    twin_counts = {step: count for step, count in twin.counts.items() if step <= last_step}
+    own_counts = course.counts()
+    return sum(twin_counts.values()), sum(
+        max(0, count - own_counts.get(step, 0)) for step, count in twin_counts.items()
     )
 
 
 def _recovered(
     run: CommandRun, course: Course, recoveries: list[Recovery], twin: CommandTwin | None
 ) -> Check:
-    landed, last = len(_landed(run)), course.highest
-    if last is None:
+    """Return the check that the log shows a recovery from each fault.
+
+    It is unknown if the log shows no step, or if only an unbroken run could show whether the last
+    step was shown. A fault in the last step of a run that ended well needs no recovery.
+    """
+    injected_count, last_step = len(_injected_faults(run)), course.highest
+    if last_step is None:
         return _unknown(RECOVERED, "the log shows no step")
-    missing, is_well = landed - len(recoveries), not unfinished(run)
-    if missing and is_well and twin is None:
-        told = f"no step after step {last} was shown, and whether that was the last is known by an unbroken run alone"
-        return _unknown(RECOVERED, told)
-    if is_well and twin is not None and twin.highest is not None and last >= twin.highest:
-        missing = 0  # it hit the last step
+    missing_count, ended_well = injected_count - len(recoveries), not unfinished(run)
+    if missing_count and ended_well and twin is None:
+        problem = f"the log shows no step after step {last_step}"
+        remedy = "only an unbroken run can show whether that is the last step"
+        return _unknown(RECOVERED, f"{problem}; {remedy}")
+    if ended_well and twin is not None and twin.highest is not None and last_step >= twin.highest:
+        missing_count = 0  # the fault struck in the last step
     problems = (
-        [f"the log shows no recovery from {missing} of {plural(landed, 'incident')}"]
-        if missing
+        [f"the log shows no recovery from {missing_count} of {plural(injected_count, 'incident')}"]
+        if missing_count
         else []
     )
     return conclude(
-        RECOVERED, problems, plural(len(recoveries), "recovery", "recoveries"), looked_at=landed
+        RECOVERED,
+        problems,
+        plural(len(recoveries), "recovery", "recoveries"),
+        looked_at=injected_count,
     )
 
 
-def _kept(run: CommandRun, course: Course) -> Check:
-    name, most, lost = "committed steps kept", run.experiment.max_lost_steps, course.lost_steps()
+def _steps_kept(run: CommandRun, course: Course) -> Check:
+    """Return the check that no more steps were shown again than the plan allows.
+
+    It is unknown if the log shows no step.
+    """
+    name, max_lost_steps, lost_count = (
+        "committed steps kept",
+        run.experiment.max_lost_steps,
+        course.lost_steps(),
+    )
     if not course.steps:
         return _unknown(name, "the log shows no step")
-    again = plural(lost, "step was", "steps were")
-    problems = [f"{again} lost and shown again, max_lost_steps={most}"] if lost > most else []
-    return conclude(name, problems, f"{again} shown again", looked_at=len(course.steps))
+    steps_in_words = plural(lost_count, "step was", "steps were")
+    problems = (
+        [f"{steps_in_words} lost and shown again, max_lost_steps={max_lost_steps}"]
+        if lost_count > max_lost_steps
+        else []
+    )
+    return conclude(name, problems, f"{steps_in_words} shown again", looked_at=len(course.steps))
 
 
 def _losses(run: CommandRun, course: Course, twin: CommandTwin) -> Check:
-    watch, mine = run.experiment.watch, course.losses()
-    for whose, losses in (("this run's", mine), ("the unbroken run's", twin.losses)):
+    """Return the check that the losses equal the twin's, within the tolerance of the patterns.
+
+    It is unknown if one of the logs shows too few losses, or begins with another step. Only steps
+    with a loss in both logs are compared.
+    """
+    watch, own_losses = run.experiment.watch, course.losses()
+    for owner, losses in (("this run's", own_losses), ("the unbroken run's", twin.losses)):
         if not losses:
-            told = f"LogPatterns(loss={watch.loss!r}) finds no loss of any step in {whose} log"
-            return _unknown(LOSSES, f"{told}: mend the pattern; see {run.directory / 'log'}")
+            problem = f"LogPatterns(loss={watch.loss!r}) finds no loss of any step in {owner} log"
+            return _unknown(LOSSES, f"{problem}: correct the pattern; see {run.directory / 'log'}")
     if min(course.steps) != twin.first:
-        told = f"the log begins with step {min(course.steps)}, the unbroken run's with step {twin.first}"
+        problem = f"the log begins with step {min(course.steps)}, the unbroken run's with step {twin.first}"
         return _unknown(
             LOSSES,
-            f"{told}: have the command keep its state in {{run_dir}}, which is new for every run",
+            f"{problem}: have the command keep its state in {{run_dir}}, which is new for every run",
         )
-    wanted = [step for step in sorted(twin.losses) if step <= max(course.steps)]
-    shared = [step for step in wanted if step in mine]
-    silent = len(wanted) - len(shared)
-    if not shared or _is_too_silent(run, silent, len(wanted)):
-        told = (
-            f"{silent} of {len(wanted)} steps have no loss in this run's log, and one in its twin's"
-        )
-        return _unknown(LOSSES, told)
-    wrong = [step for step in shared if differs(mine[step], twin.losses[step], watch.tolerance)]
-    problems = [
-        f"step {step}: {_told(mine[step])} instead of {_told(twin.losses[step])}"
-        for step in wrong[:1]
+    twin_steps = [step for step in sorted(twin.losses) if step <= max(course.steps)]
+    shared = [step for step in twin_steps if step in own_losses]
+    silent_count = len(twin_steps) - len(shared)
+    if not shared or _is_too_silent(run, silent_count, len(twin_steps)):
+        problem = f"{silent_count} of {len(twin_steps)} steps have a loss in the twin's log, but not in this run's"
+        return _unknown(LOSSES, problem)
+    different_steps = [
+        step for step in shared if differs(own_losses[step], twin.losses[step], watch.tolerance)
     ]
-    how = f"within {watch.tolerance:g}" if watch.tolerance else "to the last digit"
-    fine = f"{len(shared)} of {plural(len(twin.losses), 'loss', 'losses')}, {how}"
-    return conclude(LOSSES, problems, fine, looked_at=len(shared))
+    problems = [
+        f"step {step}: {_in_words(own_losses[step])} instead of {_in_words(twin.losses[step])}"
+        for step in different_steps[:1]
+    ]
+    precision_in_words = f"within {watch.tolerance:g}" if watch.tolerance else "to the last digit"
+    passed_detail = (
+        f"{len(shared)} of {plural(len(twin.losses), 'loss', 'losses')}, {precision_in_words}"
+    )
+    return conclude(LOSSES, problems, passed_detail, looked_at=len(shared))
 
 
-def _is_too_silent(run: CommandRun, silent: int, wanted: int) -> bool:
-    """Whether a log lacks more than chance explains: a step whose line was due when a fault struck is never shown."""
-    return silent > max(len(_landed(run)), wanted // _SILENT_SHARE)
+def _is_too_silent(run: CommandRun, silent: int, expected: int) -> bool:
+    """Return whether a log lacks more lines than the faults explain, and more than a tenth.
+
+    The line of a step that is due at the moment of a fault is never shown.
+
+    Args:
+        run: the run, for the number of its faults.
+        silent: the number of missing lines or steps.
+        expected: the number of all lines or steps that the twin's log shows.
+    """
+    return silent > max(len(_injected_faults(run)), expected // _SILENT_SHARE)
 
 
-def _told(losses: tuple[float, ...]) -> str:
+def _in_words(losses: tuple[float, ...]) -> str:
+    """Return the losses of a step in words, at most four of them."""
     return " and ".join(map(repr, losses[:4]))

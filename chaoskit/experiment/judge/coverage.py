@@ -1,7 +1,14 @@
-"""Whether the journals of a run tell all that its verdict is computed from. What is missing cannot be judged.
+"""Completeness of the journals of a run: all records that its verdict is computed from must be
+there.
 
-The plan names the nodes, memberships name the workers, commits name the memberships: each has its file, and each file
-an end, or a reason to have none. Within a file the records of a step follow from each other.
+The plan names the nodes, memberships name the workers, commits name the memberships. Each of these
+has a file, and each file an end, or a reason to have none. Within a file the records of a step
+follow from each other. Missing records cannot be judged.
+
+-> journal/reader.py finds damaged and missing lines. experiment/judge/judge.py adds the check to
+the outcome and takes the verdict from here. experiment/judge/command_coverage.py: the same for a
+command. runlog/fault_verdict.py (fault_check): a fault without evidence, although no record is
+missing.
 """
 
 from __future__ import annotations
@@ -24,7 +31,7 @@ from chaoskit.vocabulary import TRIGGER_PHASES, Event, Verdict
 NAME = "journals are whole"
 _SHOWN = 3
 
-#: Names of checks that ask each worker for each of its contributions.
+#: Names of checks that need every contribution of every worker.
 _OF_LAST_RECORDS = (
     "every sample exactly once",
     "every contribution is in",
@@ -35,59 +42,77 @@ _FINISHED = frozenset({Event.COMMIT, Event.SKIP})
 
 @dataclass(frozen=True)
 class Coverage:
-    """What is missing, in words.
+    """The parts of a run's records that are missing, in words.
 
     Attributes:
-        blind: files, or all records of a kind that every run has. What is computed without them says nothing, so the
-            run is unknown, also where a check fails.
-        gaps: records that do not follow from each other, or from what the run is compared with. A runtime that is wrong
-            may have written them so: a check that fails counts for more.
-        cut: nodes that went with records which had not come from them yet. What fails for want of a last record says
-            nothing.
+        blind: files, or all records of a kind that every run has. Results computed without them
+            mean nothing, so the run is unknown, even if a check fails.
+        gaps: records that do not follow from each other, or from the data that the run is compared
+            with. A faulty runtime may have written them so, so a failed check counts for more.
+        cut_nodes: nodes that were lost with records that had not been received yet. A check that
+            fails for want of a last record means nothing.
     """
 
     blind: tuple[str, ...]
     gaps: tuple[str, ...]
-    cut: tuple[str, ...] = ()
+    cut_nodes: tuple[str, ...] = ()
 
     def check(self, records: int, files: int) -> Check:
-        """Passed if nothing is missing; else unknown."""
-        found = [*self.blind, *self.gaps]
-        if found:
-            more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
+        """Return a check that passes if nothing is missing, and is unknown otherwise.
+
+        Records that were lost with a node (``cut_nodes``) are not reported.
+
+        Args:
+            records: the number of records, for the detail.
+            files: the number of journal files, for the detail.
+        """
+        problems = [*self.blind, *self.gaps]
+        if problems:
+            more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
             return Check(
-                name=NAME, verdict=Verdict.UNKNOWN, detail="; ".join(found[:_SHOWN]) + more
+                name=NAME, verdict=Verdict.UNKNOWN, detail="; ".join(problems[:_SHOWN]) + more
             )
-        fine = f"{plural(records, 'record')} in {plural(files, 'file')}"
-        return Check(name=NAME, verdict=Verdict.PASSED, detail=fine)
+        passed_detail = f"{plural(records, 'record')} in {plural(files, 'file')}"
+        return Check(name=NAME, verdict=Verdict.PASSED, detail=passed_detail)
 
-    def spare(self, checks: Iterable[Check]) -> list[Check]:
-        """The checks. Those that fail where last records of a worker are missing are unknown, if a node took some."""
-        return [self._spared(check) if self._may_lack(check) else check for check in checks]
+    def excuse_failures(self, checks: Iterable[Check]) -> list[Check]:
+        """Return the checks; failed ones that need records lost with a node become unknown."""
+        return [
+            self._as_unknown(check) if self._needs_lost_records(check) else check
+            for check in checks
+        ]
 
-    def _may_lack(self, check: Check) -> bool:
+    def _needs_lost_records(self, check: Check) -> bool:
+        """Return whether a failed check needs records that may have been lost with a node."""
         return (
-            bool(self.cut)
+            bool(self.cut_nodes)
             and check.verdict == Verdict.FAILED
             and check.name.endswith(_OF_LAST_RECORDS)
         )
 
-    def _spared(self, check: Check) -> Check:
-        detail = f"{check.detail}; the last records of {', '.join(self.cut)} were lost"
+    def _as_unknown(self, check: Check) -> Check:
+        """Return the check as unknown, with the lost records in its detail."""
+        detail = f"{check.detail}; the last records of {', '.join(self.cut_nodes)} were lost"
         return Check(name=check.name, verdict=Verdict.UNKNOWN, detail=detail)
 
     def verdict(self, checks: Sequence[Check]) -> Verdict:
-        """The worst of all. Where journals are missing, what fails may fail for that."""
+        """Return the worst verdict of all checks.
+
+        A failure counts as unknown if files or all records of a kind are missing (``blind``).
+        """
         worst = Verdict.worst([check.verdict for check in checks])
         return Verdict.UNKNOWN if self.blind and worst == Verdict.FAILED else worst
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What lies in the directory of a run to compare it with.
+    """The data in the directory of a run that it is compared with.
 
     Attributes:
-        lacks_floor: its final state can be compared within a floor only, and there is none.
+        twin: the unbroken run, or None.
+        reference: the result of plain PyTorch, or None.
+        floor: the distance between the ends of correct runs, or None.
+        lacks_floor: the final state can be compared within a floor only, and there is none.
     """
 
     twin: Twin | None = None
@@ -97,318 +122,389 @@ class Compared:
 
 
 def coverage_of(run: RawRun, history: History, compared: Compared) -> Coverage:
-    """What is missing in the directory of ``run``, or is of another run."""
-    story = _Story(run.records, run.coverage)
-    is_over, ended_well = run.end is not None, run.end is not None and run.end.ok
+    """Return, in words, the records of ``run`` that are missing or belong to another run.
+
+    Args:
+        run: the records of the run.
+        history: its committed steps.
+        compared: the data in its directory that it is compared with.
+    """
+    journals = _JournalRecords(run.records, run.coverage)
+    has_end, ended_well = run.end is not None, run.end is not None and run.end.ok
     blind = [
         *damage(run.coverage),
-        *_compared(run, compared.twin, compared.reference),
+        *_comparison_gaps(run, compared.twin, compared.reference),
         *(
-            ["floor.json: how far right runs end apart is missing; floor.log may say why"]
+            ["floor.json: the distance between the ends of correct runs is missing; see floor.log"]
             if compared.lacks_floor
             else []
         ),
-        *_faults(run),
-        *_coordinators(story, ended=is_over),
-        *_nodes(story),
-        *_writers(story),
-        *_files(story),
+        *_fault_gaps(run),
+        *_coordinator_gaps(journals, has_end=has_end),
+        *_node_gaps(journals),
+        *_writer_gaps(journals),
+        *_file_gaps(journals),
     ]
     gaps = [
-        gap for worker in story.members for gap in _worker(story, worker, ended_well=ended_well)
+        gap
+        for worker in journals.members
+        for gap in _worker_gaps(journals, worker, ended_well=ended_well)
     ]
-    gaps += _foreign(run, history, compared)
-    cut = dict.fromkeys(str(one["node"]) for one in run.records if one.event == Event.RECORDS_CUT)
-    return Coverage(tuple(blind), (*gaps, *_memberships(story)), tuple(cut))
+    gaps += _foreign_results(run, history, compared)
+    cut_nodes = dict.fromkeys(
+        str(record["node"]) for record in run.records if record.event == Event.RECORDS_CUT
+    )
+    return Coverage(tuple(blind), (*gaps, *_membership_gaps(journals)), tuple(cut_nodes))
 
 
-def _compared(run: RawRun, twin: Twin | None, plain: Reference | None) -> Iterator[str]:
-    """What the run was to be compared with, and with which it must be that."""
-    wanted, is_late = run.twin_id, run.twin_id == LATER
-    if twin is None and wanted and not (is_late and (run.end is None or not run.end.ok)):
-        yield "twin.json: what the unbroken run did is missing"
-    elif twin is not None and wanted and not is_late and twin.run_id != wanted:
-        yield f"twin.json: it is of the run {twin.run_id[:8]}, not of {wanted[:8]}"
+def _comparison_gaps(run: RawRun, twin: Twin | None, reference: Reference | None) -> Iterator[str]:
+    """Yield, in words, missing and foreign parts of the plan and the data to compare with."""
+    planned_id, is_late = run.twin_id, run.twin_id == LATER
+    if twin is None and planned_id and not (is_late and (run.end is None or not run.end.ok)):
+        yield "twin.json: the result of the unbroken run is missing"
+    elif twin is not None and planned_id and not is_late and twin.run_id != planned_id:
+        yield f"twin.json: it belongs to the run {twin.run_id[:8]}, not to {planned_id[:8]}"
     if twin is not None:
-        yield from _cut(run, twin)
-    if plain is None and run.experiment.reference != "off":
-        yield "reference.json: what plain PyTorch came to is missing; reference.log may say why"
+        yield from _twin_gaps(run, twin)
+    if reference is None and run.experiment.reference != "off":
+        yield "reference.json: the result of plain PyTorch is missing; see reference.log"
     if run.plan_digest and digest_of(run.directory) not in ("", run.plan_digest):
-        yield "plan.json: it is another one than the run had"
+        yield "plan.json: it differs from the plan at the start of the run"
 
 
-def _cut(run: RawRun, twin: Twin) -> Iterator[str]:
+def _twin_gaps(run: RawRun, twin: Twin) -> Iterator[str]:
+    """Yield, in words, what is missing in the result of the unbroken run.
+
+    Its final state is needed only if a rank of this run has described its own.
+    """
     steps = None if run.experiment.is_open_ended else run.experiment.steps
     if steps is not None and len(twin.losses) != steps:
-        yield f"twin.json: it has the losses of {len(twin.losses)} steps, and the run was to have {steps}"
+        yield f"twin.json: it has the losses of {len(twin.losses)} steps, but the plan has {steps}"
     if not any(record.event == Event.STATE for record in run.records):
         return
     if not twin.ending:
-        yield "twin.json: it does not tell with which state the unbroken run ended"
+        yield "twin.json: the final state of the unbroken run is missing"
     elif not twin.scalars:
-        yield "twin.json: it does not tell with which rates, schedules and counts the unbroken run ended"
+        yield "twin.json: the final rates, schedules and counts of the unbroken run are missing"
 
 
-def _faults(run: RawRun) -> Iterator[str]:
-    """Of each fault that acted the harness says whether anything of it was left."""
+def _fault_gaps(run: RawRun) -> Iterator[str]:
+    """Yield, in words, each fault that acted without a record of whether it was undone.
+
+    Nothing is yielded if the harness was lost, which another check reports.
+    """
     undone = {record["fault"] for record in run.records if record.event == Event.UNDONE}
-    for one in run.injections:
+    for injection in run.injections:
         if (
-            one.target is not None
-            and not one.missed
-            and one.fault_id not in undone
+            injection.target is not None
+            and not injection.missed
+            and injection.fault_id not in undone
             and not run.harness_lost
         ):
-            yield f"harness: it does not tell whether {one.fault} was undone"
+            yield f"harness: no record shows whether {injection.fault} was undone"
 
 
-def _foreign(run: RawRun, history: History, compared: Compared) -> Iterator[str]:
-    """What plain PyTorch has trained with other options, another seed or other samples than the journals tell."""
-    if compared.floor is not None and not floor.is_of(compared.floor, run.experiment, history):
-        yield "floor.json: it is of another run"
-    if compared.reference is not None and not reference.is_of(
+def _foreign_results(run: RawRun, history: History, compared: Compared) -> Iterator[str]:
+    """Yield, in words, a floor and a reference of a run with other options, seed or samples."""
+    if compared.floor is not None and not floor.belongs_to(compared.floor, run.experiment, history):
+        yield "floor.json: it belongs to another run"
+    if compared.reference is not None and not reference.belongs_to(
         compared.reference, run.experiment, history
     ):
-        yield "reference.json: it is of another run"
+        yield "reference.json: it belongs to another run"
 
 
-class _Story:
-    """Records by the process that wrote them, and what was lost."""
+class _JournalRecords:
+    """The records of a run by the process that wrote them, and the losses among them.
+
+    Attributes:
+        files: source -> the readable part of its file.
+        by_source: source -> its records, by time.
+        plans: generation -> the record of its plan.
+        lost_ns: lost worker -> the time of its loss.
+        gone_ns: node -> the time of its last loss or eviction.
+        started_by: worker -> the node that recorded its start.
+        exited_workers: workers with an exit recorded by their node.
+        recorded_events: the events that have any record.
+        pids: worker -> the pids of its processes, as recorded by its node.
+        ended_well: the job ended without a failure.
+        trained_generations: generations in which steps were finished.
+    """
 
     def __init__(self, records: Iterable[Record], files: Mapping[str, FileCoverage]) -> None:
         self.files = files
         self._reached: dict[str, list[tuple[Record, int]]] = {}
-        self.of: dict[str, list[Record]] = defaultdict(list)
+        self.by_source: dict[str, list[Record]] = defaultdict(list)
         self.plans: dict[int, Record] = {}
-        self.lost: dict[str, int] = {}  # worker -> when
-        self.gone: dict[str, int] = {}  # node -> when it was lost or evicted last
-        self.started: dict[str, str] = {}  # worker -> the node whose agent started it
-        self.exited: set[str] = set()  # workers of which their node tells that they ended
-        self.told: set[str] = set()
-        self.pids: dict[str, list[int]] = defaultdict(
-            list
-        )  # worker -> processes, by the word of its node
+        self.lost_ns: dict[str, int] = {}
+        self.gone_ns: dict[str, int] = {}
+        self.started_by: dict[str, str] = {}
+        self.exited_workers: set[str] = set()
+        self.recorded_events: set[str] = set()
+        self.pids: dict[str, list[int]] = defaultdict(list)
         self.ended_well = False
-        self.trained: set[int] = set()  # memberships in which steps were finished
+        self.trained_generations: set[int] = set()
         for record in records:
-            self.of[record.source].append(record)
-            self.told.add(record.event)
+            self.by_source[record.source].append(record)
+            self.recorded_events.add(record.event)
             match record.event:
                 case Event.PLAN:
                     self.plans[record["generation"]] = record
-                case (
-                    Event.RECORD_LOST
-                ):  # all workers of before are given up, and nothing tells of each
-                    self.lost.update(dict.fromkeys(self.members, record.t_ns))
+                case Event.RECORD_LOST:  # all workers are given up, without a record for each
+                    self.lost_ns.update(dict.fromkeys(self.members, record.t_ns))
                 case Event.DETECTED:
-                    self.lost[record["worker"]] = record.t_ns
+                    self.lost_ns[record["worker"]] = record.t_ns
                 case Event.WORKER_EXITED:
-                    self.exited.add(record["worker"])
+                    self.exited_workers.add(record["worker"])
                 case Event.NODE_LOST | Event.EVICTED:
-                    self.gone[record["node"]] = record.t_ns
+                    self.gone_ns[record["node"]] = record.t_ns
                 case Event.JOB_ENDED:
                     self.ended_well = bool(record["ok"])
                 case Event.WORKER_STARTED:
-                    self.started[record["worker"]] = record.source
+                    self.started_by[record["worker"]] = record.source
                     self.pids[record["worker"]].append(record["pid"])
                 case Event.COMMIT | Event.SKIP:
-                    self.trained.add(record["generation"])
+                    self.trained_generations.add(record["generation"])
 
     @property
     def members(self) -> list[str]:
-        """Every worker that had a rank, in the order of the memberships."""
-        named = (member["worker"] for plan in self.plans.values() for member in plan["members"])
-        return list(dict.fromkeys(named))
+        """All workers that had a rank, in the order of the memberships."""
+        workers = (member["worker"] for plan in self.plans.values() for member in plan["members"])
+        return list(dict.fromkeys(workers))
 
     @property
     def unplanned(self) -> list[int]:
-        """Memberships in which steps were finished, and of which no plan tells."""
-        return sorted(self.trained - self.plans.keys())
+        """Generations in which steps were finished although no plan of them was recorded."""
+        return sorted(self.trained_generations - self.plans.keys())
 
     @property
     def nodes(self) -> list[str]:
-        """Every node on which a rank was."""
-        named = (member["node"] for plan in self.plans.values() for member in plan["members"])
-        return list(dict.fromkeys(named))
+        """All nodes that had a rank."""
+        names = (member["node"] for plan in self.plans.values() for member in plan["members"])
+        return list(dict.fromkeys(names))
 
     def writers(self, source: str, role: str) -> list[WriterCoverage]:
-        """Processes of that role that wrote to a file."""
+        """Return the processes of a role that wrote to a file; empty if there is no such file."""
         file = self.files.get(source)
         return [] if file is None else [writer for writer in file.writers if writer.role == role]
 
     def reached(self, worker: str) -> list[tuple[Record, int]]:
-        """What tells in which step a worker is, each with the steps that were committed before it."""
+        """Return records that show a worker's step, each with the number of steps before it."""
         if worker not in self._reached:
-            self._reached[worker] = [*_reached(self.of[worker])]
+            self._reached[worker] = [*_reached(self.by_source[worker])]
         return self._reached[worker]
 
     def is_lost(self, worker: str) -> bool:
-        """Whether a loss, of itself or its node, explains where its journal ends."""
-        return worker in self.lost or any(
-            one.node in self.gone for one in self.writers(worker, "worker")
+        """Return whether a loss, of the worker or its node, explains where its journal ends."""
+        return worker in self.lost_ns or any(
+            writer.node in self.gone_ns for writer in self.writers(worker, "worker")
         )
 
     def is_cut_off(self, worker: str) -> bool:
-        """Whether its journal stops although it went on, while the job came to its end."""
+        """Return whether a worker's journal stops although the worker went on to the job's end."""
         ends = self.has(worker, Event.FINISHED, Event.LEFT, Event.FAILED)
-        is_closed = any(one.closed is not None for one in self.writers(worker, "worker"))
+        is_closed = any(writer.closed is not None for writer in self.writers(worker, "worker"))
         return self.ended_well and not (
             ends or is_closed or self.is_lost(worker) or self._is_released(worker)
         )
 
     def _is_released(self, worker: str) -> bool:
-        """Whether the last membership has no place for it, and its node tells that it ended."""
-        last = self.plans[max(self.plans)]["members"]
-        return worker in self.exited and all(member["worker"] != worker for member in last)
+        """Return whether a worker left the membership and its node recorded its exit."""
+        last_members = self.plans[max(self.plans)]["members"]
+        return worker in self.exited_workers and all(
+            member["worker"] != worker for member in last_members
+        )
 
     def has(self, source: str, *events: Event) -> bool:
-        """Whether one of these records is in that file."""
-        return any(record.event in events for record in self.of[source])
+        """Return whether a file holds a record of one of these events."""
+        return any(record.event in events for record in self.by_source[source])
 
 
 def damage(files: Mapping[str, FileCoverage]) -> Iterator[str]:
-    """What cannot be read of journal files, whatever they tell."""
+    """Yield, in words, the unreadable and missing parts of each journal file.
+
+    A torn last line is not reported if a process that wrote the file did not end in order.
+    """
     for source, file in files.items():
-        killed = any(writer.closed is None for writer in file.writers)
-        bad = file.bad_lines - (file.torn and killed)
-        if bad:
-            yield f"{source}: {bad} damaged lines"
+        was_killed = any(writer.closed is None for writer in file.writers)
+        bad_line_count = file.bad_lines - (file.torn and was_killed)
+        if bad_line_count:
+            yield f"{source}: {bad_line_count} damaged lines"
         if file.missing:
             yield f"{source}: {file.missing} records are missing"
         if any(writer.opened is None for writer in file.writers):
-            yield f"{source}: the begin is missing"
+            yield f"{source}: the first record is missing"
 
 
-def _coordinators(story: _Story, *, ended: bool) -> Iterator[str]:
-    writers = story.writers("coordinator", "coordinator")
+def _coordinator_gaps(journals: _JournalRecords, *, has_end: bool) -> Iterator[str]:
+    """Yield, in words, what is missing in the coordinator's journal.
+
+    Args:
+        journals: the records of the run.
+        has_end: the harness recorded an end of the job.
+    """
+    writers = journals.writers("coordinator", "coordinator")
     if not writers:
-        yield "no coordinator has written anything"
+        yield "coordinator: its journal is missing"
         return
-    for generation in story.unplanned:
-        yield f"generation {generation}: steps were finished in it, and no plan tells of it"
-    if ended and Event.JOB_ENDED not in story.told:
+    for generation in journals.unplanned:
+        yield f"generation {generation}: steps were finished in it, but its plan is missing"
+    if has_end and Event.JOB_ENDED not in journals.recorded_events:
         yield "coordinator: the end of the job is missing"
 
 
-def _nodes(story: _Story) -> Iterator[str]:
-    for node in story.nodes:
-        agents = story.writers(node, "agent")
+def _node_gaps(journals: _JournalRecords) -> Iterator[str]:
+    """Yield, in words, each node without an agent's journal, and worker without a start.
+
+    A worker needs no record of its start if its node was lost or evicted.
+    """
+    for node in journals.nodes:
+        agents = journals.writers(node, "agent")
         if not agents:
-            yield f"{node}: its agent has written nothing"
-    for worker in story.members:
-        if worker not in story.started and not any(
-            one.node in story.gone for one in story.writers(worker, "worker")
+            yield f"{node}: the journal of its agent is missing"
+    for worker in journals.members:
+        if worker not in journals.started_by and not any(
+            writer.node in journals.gone_ns for writer in journals.writers(worker, "worker")
         ):
-            yield f"{worker}: no node tells that it started it"
+            yield f"{worker}: no node recorded its start"
 
 
-def _writers(story: _Story) -> Iterator[str]:
-    """Each journal is of the process that its node started, and of no other one."""
-    known: dict[str, str] = {}
-    for source, file in story.files.items():
+def _writer_gaps(journals: _JournalRecords) -> Iterator[str]:
+    """Yield, in words, each journal that another process wrote than the one its node started.
+
+    Two journals that hold records of the same writer are reported, too.
+    """
+    sources: dict[str, str] = {}
+    for source, file in journals.files.items():
         for writer in file.writers:
-            if (other := known.setdefault(writer.writer, source)) != source:
-                yield f"{source}: it holds what the writer of {other} has written"
-            told = story.pids.get(source, ())
-            if told and writer.opened is not None and writer.opened["pid"] not in told:
-                started = ", ".join(map(str, told))
-                yield f"{source}: it is of process {writer.opened['pid']}, and its node started {started}"
+            if (first_source := sources.setdefault(writer.writer, source)) != source:
+                yield f"{source}: it holds records of the writer of {first_source}"
+            started_pids = journals.pids.get(source, ())
+            if (
+                started_pids
+                and writer.opened is not None
+                and writer.opened["pid"] not in started_pids
+            ):
+                started_in_words = ", ".join(map(str, started_pids))
+                yield f"{source}: process {writer.opened['pid']} wrote it, but its node started {started_in_words}"
 
 
-def _files(story: _Story) -> Iterator[str]:
-    """Each worker that had a rank has a file, and was ready first."""
-    for worker in story.members:
-        if not story.writers(worker, "worker"):
-            yield f"{worker}: it had a rank, and has written nothing"
-    if story.members and not any(story.has(worker, Event.READY) for worker in story.members):
-        yield "no worker says that it was ready"
-    for worker in story.members:
-        yield from _leaps(worker, story.reached(worker))
-        if story.writers(worker, "worker") and story.is_cut_off(worker):
-            yield f"{worker}: its journal has no end, and it was not lost"
+def _file_gaps(journals: _JournalRecords) -> Iterator[str]:
+    """Yield, in words, each worker with a journal that is missing, cut off or out of order.
+
+    A run in which no worker recorded that it was ready is reported, too.
+    """
+    for worker in journals.members:
+        if not journals.writers(worker, "worker"):
+            yield f"{worker}: it had a rank, but its journal is missing"
+    if journals.members and not any(
+        journals.has(worker, Event.READY) for worker in journals.members
+    ):
+        yield "no worker recorded that it was ready"
+    for worker in journals.members:
+        yield from _skipped_steps(worker, journals.reached(worker))
+        if journals.writers(worker, "worker") and journals.is_cut_off(worker):
+            yield f"{worker}: its journal has no end, although it was not lost"
 
 
-def _worker(story: _Story, worker: str, *, ended_well: bool) -> Iterator[str]:
-    writers = story.writers(worker, "worker")
+def _worker_gaps(journals: _JournalRecords, worker: str, *, ended_well: bool) -> Iterator[str]:
+    """Yield, in words, the gaps in the journal of a worker with a rank.
+
+    A worker without a journal has none: :func:`_file_gaps` reports it.
+    """
+    writers = journals.writers(worker, "worker")
     if not writers:
         return
-    yield from _returns(worker, story.reached(worker))
-    if not story.has(worker, Event.READY):
-        yield f"{worker}: it had a rank, and was not ready"
-    is_lost = story.is_lost(worker)
-    last = story.plans[max(story.plans)]
-    in_last = any(member["worker"] == worker for member in last["members"])
-    trained = story.has(worker, *_FINISHED)  # one that came just before the end did not
-    if ended_well and in_last and trained and not is_lost and not story.has(worker, Event.FINISHED):
-        yield f"{worker}: it was there at the end, and did not finish"
-    yield from _steps(worker, story.of[worker])
-    yield from _undescribed(worker, story.of[worker])
+    yield from _returned_steps(worker, journals.reached(worker))
+    if not journals.has(worker, Event.READY):
+        yield f"{worker}: it had a rank, but did not record that it was ready"
+    is_lost = journals.is_lost(worker)
+    last_plan = journals.plans[max(journals.plans)]
+    is_last_member = any(member["worker"] == worker for member in last_plan["members"])
+    # a worker that joined just before the end did not train
+    has_trained = journals.has(worker, *_FINISHED)
+    if (
+        ended_well
+        and is_last_member
+        and has_trained
+        and not is_lost
+        and not journals.has(worker, Event.FINISHED)
+    ):
+        yield f"{worker}: it was a member at the end, but did not finish"
+    yield from _steps_without_contribution(worker, journals.by_source[worker])
+    yield from _ends_without_state(worker, journals.by_source[worker])
 
 
-def _leaps(worker: str, told: Iterable[tuple[Record, int]]) -> Iterator[str]:
-    """Within one file, steps that are told of by what comes after them only."""
-    for record, reached in told:
+def _skipped_steps(worker: str, reached_records: Iterable[tuple[Record, int]]) -> Iterator[str]:
+    """Yield, in words, each step in a worker's journal that lacks the steps before it."""
+    for record, step_count in reached_records:
         step = record["step"]
         match record.event:
-            case Event.REDUCE if step > reached:
-                yield f"{worker}: step {step} comes after {reached} steps"
+            case Event.REDUCE if step > step_count:
+                yield f"{worker}: step {step} comes after {step_count} steps"
             case Event.HOOK_STOPPED if (
-                record["phase"] in TRIGGER_PHASES and step != reached
-            ):  # else it has no step yet
-                yield f"{worker}: it stood in step {step}, and tells of {reached} steps"
-            case Event.FINISHED if step != reached:
-                yield f"{worker}: it finished after {step} steps, and tells of {reached}"
+                record["phase"] in TRIGGER_PHASES and step != step_count
+            ):  # outside these phases the worker has no step yet
+                yield f"{worker}: it waited in step {step}, but recorded {step_count} steps"
+            case Event.FINISHED if step != step_count:
+                yield f"{worker}: it finished after {step} steps, but recorded {step_count}"
 
 
-def _returns(worker: str, told: Iterable[tuple[Record, int]]) -> Iterator[str]:
-    """Within one file, steps that come again though no state was taken over."""
-    for record, reached in told:
-        if record.event == Event.REDUCE and record["step"] < reached:
-            yield f"{worker}: step {record['step']} comes after {reached} steps"
+def _returned_steps(worker: str, reached_records: Iterable[tuple[Record, int]]) -> Iterator[str]:
+    """Yield, in words, each step of a worker that comes again although no state was restored."""
+    for record, step_count in reached_records:
+        if record.event == Event.REDUCE and record["step"] < step_count:
+            yield f"{worker}: step {record['step']} comes after {step_count} steps"
 
 
 def _reached(records: Iterable[Record]) -> Iterator[tuple[Record, int]]:
-    """What tells in which step a rank is, each with the steps that were committed before it."""
-    reached = 0
+    """Yield records that show the step of a rank, each with the number of steps before it."""
+    step_count = 0
     for record in records:
         match record.event:
             case Event.RESTORED | Event.ADOPT:
-                reached = record["step"]
+                step_count = record["step"]
             case Event.REDUCE:
-                yield record, reached
-                reached = record["step"]
+                yield record, step_count
+                step_count = record["step"]
             case Event.COMMIT | Event.SKIP:
-                reached = record["step"] + 1
+                step_count = record["step"] + 1
             case Event.HOOK_STOPPED | Event.FINISHED:
-                yield record, reached
+                yield record, step_count
 
 
-def _steps(worker: str, records: Iterable[Record]) -> Iterator[str]:
-    """Within one file: a step that was finished was contributed to."""
-    contributed = {(one["step"], one["generation"]) for one in records if one.event == Event.REDUCE}
+def _steps_without_contribution(worker: str, records: Iterable[Record]) -> Iterator[str]:
+    """Yield, in words, each step that a worker finished without a contribution."""
+    contributed = {
+        (record["step"], record["generation"]) for record in records if record.event == Event.REDUCE
+    }
     for record in records:
         if record.event in _FINISHED and (record["step"], record["generation"]) not in contributed:
             yield f"{worker}: it finished step {record['step']} without a contribution"
 
 
-def _undescribed(worker: str, records: Sequence[Record]) -> Iterator[str]:
-    """Within one file: a rank that finishes describes its state first."""
-    described = {record["step"] for record in records if record.event == Event.STATE}
+def _ends_without_state(worker: str, records: Sequence[Record]) -> Iterator[str]:
+    """Yield, in words, each end of a worker without a description of its state."""
+    described_steps = {record["step"] for record in records if record.event == Event.STATE}
     for record in records:
-        if record.event == Event.FINISHED and record["step"] not in described:
-            yield f"{worker}: it finished after {record['step']} steps, and does not describe the state behind them"
+        if record.event == Event.FINISHED and record["step"] not in described_steps:
+            yield f"{worker}: it finished after {record['step']} steps, but did not describe its state"
 
 
-def _memberships(story: _Story) -> Iterator[str]:
-    """Each step of a membership is told of by all its members, but for those that were lost, and the step in flight."""
-    finished: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for source, records in story.of.items():
+def _membership_gaps(journals: _JournalRecords) -> Iterator[str]:
+    """Yield, in words, each member of a generation that lacks the record of a step.
+
+    Excused are the last step before a newer generation, and all steps of a lost member after its
+    own last one.
+    """
+    finished_steps: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for source, records in journals.by_source.items():
         for record in records:
             if record.event in _FINISHED:
-                finished[record["generation"]][source].add(record["step"])
-    newest = max(story.plans, default=0)
-    for generation, by_worker in sorted(finished.items()):
-        plan = story.plans.get(generation)
+                finished_steps[record["generation"]][source].add(record["step"])
+    newest = max(journals.plans, default=0)
+    for generation, by_worker in sorted(finished_steps.items()):
+        plan = journals.plans.get(generation)
         if plan is None:
             continue
         steps = set().union(*by_worker.values())
@@ -416,8 +512,8 @@ def _memberships(story: _Story) -> Iterator[str]:
         for member in plan["members"]:
             worker = member["worker"]
             missing = steps - by_worker[worker] - in_flight
-            if worker in story.lost or member["node"] in story.gone:
-                own = by_worker[worker]
-                missing = {step for step in missing if own and step < max(own)}
+            if worker in journals.lost_ns or member["node"] in journals.gone_ns:
+                own_steps = by_worker[worker]
+                missing = {step for step in missing if own_steps and step < max(own_steps)}
             if missing:
-                yield f"{worker}: it does not tell of step {min(missing)} in generation {generation}"
+                yield f"{worker}: its record of step {min(missing)} in generation {generation} is missing"

@@ -1,4 +1,8 @@
-"""What is to be run and broken, where that is a command: checked in full before a process is started."""
+"""Plan of an experiment with a command, checked in full before a process is started.
+
+-> stacks/command.py: how placeholders are filled in. stacks/patterns.py: the patterns for its log.
+experiment/judge/command_judge.py: the checks with ``max_lost_steps`` and of a stalled run.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,13 @@ from typing import Any
 
 from chaoskit.errors import BadInput, name_remedy
 from chaoskit.faults.base import LIVE_ROLES, Fault, draw_ranks, typed_faults
-from chaoskit.faults.network.partitions import NetworkFault
-from chaoskit.faults.storage.disk import CHECKPOINTS, DiskFault
+from chaoskit.faults.network.sides import Sides
+from chaoskit.faults.storage.disk import CHECKPOINTS, TroubledDirectory
 from chaoskit.logrule import LogRule
 from chaoskit.rules import load_rules
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.command import require_command
+from chaoskit.substrate.core.base import Needs
 from chaoskit.typed import LimitS, require_short_names, typed_arguments
 
 _DEADLINE_S = 300.0
@@ -43,19 +48,23 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class CommandExperiment:
-    """One run of a command on several nodes, with its faults.
+    """A run of a command on several nodes, with its faults.
 
     Attributes:
-        command: its arguments, with placeholders for what differs from node to node.
-        ranks: processes that have a rank, over all nodes; 0 where that is not known.
-        seed: draws the ranks of roles; the command is told of it.
-        faults: one a rank: roles that stand for several are drawn already.
-        working_directory: in which the command is started.
-        deadline_s: the run is ended, and has failed, when it takes longer.
-        max_lost_steps: steps that its faults may cost.
-        rules: log rules that are told of when they fire.
-        asked: the faults before roles were drawn; empty where that is not known.
-        stalled_s: the run is ended, and has failed, when its log shows no step for so long; None for no limit.
+        name: the name that reports show.
+        command: the arguments, with placeholders for values that differ between nodes.
+        watch: the patterns that find steps and losses in the log.
+        nodes: the number of nodes; each starts the command once.
+        ranks: the number of processes with a rank, over all nodes; 0 if it is not known.
+        seed: draws the ranks of roles; the command receives it, too.
+        faults: the faults, each for one rank: roles that stand for several ranks are drawn already.
+        working_directory: the directory in which the command is started.
+        deadline_s: the time limit in seconds; a run that takes longer is ended and has failed.
+        max_lost_steps: steps that the faults may cost.
+        rules: log rules; the outcome reports when one fires.
+        asked: the faults before roles were drawn; empty if they are not recorded.
+        stalled_s: the run is ended and has failed if its log shows no step for so many seconds;
+            None for no limit.
     """
 
     name: str
@@ -74,16 +83,16 @@ class CommandExperiment:
 
     @property
     def job(self) -> str:
-        """The command as one would type it."""
+        """The command as it would be typed in a shell."""
         return shlex.join(self.command)
 
     @property
     def steps(self) -> int | None:
-        """How many there will be is known to the command alone."""
+        """Always None, because only the command knows its number of steps."""
         return None
 
     def unbroken(self) -> CommandExperiment:
-        """The twin: the same command without faults."""
+        """Return the twin: the same command without faults and rules."""
         return replace(self, name=f"{self.name} (twin)", faults=(), rules=())
 
 
@@ -104,19 +113,27 @@ def plan_command(
     rules: str | Path | Sequence[object] | None = None,
     **unknown: Any,
 ) -> CommandExperiment:
-    """Check and assemble an experiment with a command.
+    """Check and assemble an experiment with a command, and return it; nothing is started.
 
     Args:
-        command: a list of texts. In each, ``{node_rank}``, ``{nodes}``, ``{address}``, ``{master_addr}``,
-            ``{master_port}``, ``{run_dir}``, ``{disk}`` and ``{seed}`` are filled in on every node.
+        command: a list of texts. In each, ``{node_rank}``, ``{nodes}``, ``{address}``,
+            ``{master_addr}``, ``{master_port}``, ``{run_dir}``, ``{disk}`` and ``{seed}`` are
+            filled in on every node.
         watch: :class:`chaoskit.stacks.LogPatterns`.
-        nodes: on each of them the command is started once.
-        ranks: processes that will have a rank, over all nodes; 0: one a node at least.
-        working_directory: "" for the current one.
-        deadline_s: default: five minutes.
-        stalled_s: the run is ended when the log shows no step for so long, counted from its first step on.
+        name: the name that reports show. Default: the begin of the command.
+        nodes: the number of nodes; each starts the command once.
+        ranks: the number of processes that will have a rank, over all nodes; 0: at least one on
+            each node.
+        seed: draws the ranks of roles; the command receives it, too.
+        faults: the faults that strike the run.
+        working_directory: the directory in which the command is started; "" for the current one.
+        deadline_s: time limit in seconds; ``math.inf`` for none. Default: five minutes.
+        stalled_s: the run is ended if its log shows no step for so many seconds, counted from the
+            first step; None for no limit.
         max_lost_steps: steps that may be shown again after a fault.
-        rules: log rules, or a file of them; when one fires the outcome tells of it, and nothing is done.
+        rules: log rules, or a file of them. The outcome reports when one fires; nothing else
+            happens.
+        unknown: settings that a command does not have; each is refused.
 
     Raises:
         BadInput: naming field, value and remedy. Nothing was started.
@@ -128,7 +145,9 @@ def plan_command(
     arguments = require_command(command)
     if not isinstance(watch, LogPatterns):
         raise BadInput(
-            "watch", watch, r'say how its log shows steps: watch=LogPatterns(step=r"step (\d+)")'
+            "watch",
+            watch,
+            r'give the pattern of a step in its log: watch=LogPatterns(step=r"step (\d+)")',
         )
     _require_counts(nodes=(nodes, 1), ranks=(ranks, 0), max_lost_steps=(max_lost_steps, 0))
     if deadline_s is not None and not deadline_s > 0:
@@ -157,12 +176,14 @@ def plan_command(
 
 
 def _require_counts(**counts: tuple[int, int]) -> None:
-    for field, (value, least) in counts.items():
-        if value < least:
-            raise BadInput(field, value, f"use a whole number, {least} or more")
+    """Raise BadInput for the first count below its least value; name -> (count, least)."""
+    for field, (count, least) in counts.items():
+        if count < least:
+            raise BadInput(field, count, f"use a whole number, {least} or more")
 
 
 def _require_stalled_s(seconds: object) -> None:
+    """Raise BadInput unless the limit is None or a finite number of seconds above 0."""
     is_number = (
         isinstance(seconds, int | float)
         and not isinstance(seconds, bool)
@@ -175,65 +196,68 @@ def _require_stalled_s(seconds: object) -> None:
 
 
 def _require_program(program: str, directory: Path) -> None:
+    """Raise BadInput if the program of the command is not a file, or is not on ``PATH``."""
     if "{" in program:
-        return  # known on the node only
+        return  # filled in on each node: the harness cannot check it
     require_short_names("command", program)
-    found = directory / program if "/" in program else Path(shutil.which(program) or "")
-    if not found.is_file():
-        beside = Path(sys.executable).with_name(program)  # of an environment that is not activated
+    executable = directory / program if "/" in program else Path(shutil.which(program) or "")
+    if not executable.is_file():
+        # the program of a virtual environment that is not activated
+        program_beside = Path(sys.executable).with_name(program)
         remedy = (
-            f"write {beside}"
-            if beside.is_file()
+            f"write {program_beside}"
+            if program_beside.is_file()
             else "name a program that is installed, or a path to one"
         )
         raise BadInput("command", program, remedy)
 
 
-# -- faults -------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 def _expand(faults: Sequence[Fault], nodes: int, ranks: int, seed: int) -> tuple[Fault, ...]:
-    """Check the faults, and draw the ranks of those that name a role from the run's seed and the fault's place."""
-    named = [fault.rank for fault in faults if isinstance(fault.rank, int)]
-    world = ranks or max([nodes, *(rank + 1 for rank in named)])
+    """Check the faults, and return them with a drawn rank in place of each role.
+
+    A rank is drawn from the run's seed and the position of the fault, so that a plan can be
+    repeated.
+
+    Raises:
+        BadInput: if a fault cannot be done to a command, or names a rank that does not exist.
+    """
+    named_ranks = [fault.rank for fault in faults if isinstance(fault.rank, int)]
+    rank_count = ranks or max([nodes, *(rank + 1 for rank in named_ranks)])
     for fault in faults:
         require_possible(fault)
-        fault.validate(nodes=world, steps=None)
+        fault.validate(nodes=rank_count, steps=None)
     return draw_ranks(faults, ranks or nodes, seed)
 
 
 def require_possible(fault: Fault) -> None:
-    """Refuse a fault that cannot be done to a command.
-
-    Raises:
-        BadInput: naming the remedy.
-    """
+    """Raise BadInput, which names the remedy, if a fault cannot be done to a command."""
     if not fault.from_outside or fault.of_runtime:
-        remedy = "use one that needs no help from inside, such as Kill, Hang, KillNode, FreezeNode or Cut"
+        remedy = "use one that acts from outside the process, such as Kill, Hang, KillNode, FreezeNode or Cut"
         raise BadInput("faults", str(fault), f"{remedy}: a command has no hooks of chaoskit")
     if fault.during is not None:
         raise BadInput(
             "during",
             fault.during,
-            "use at_step or after_s: a command does not tell how it recovers",
+            "use at_step or after_s: the recoveries of a command are not known",
         )
     if fault.at_step is not None and fault.phase != "forward":
-        raise BadInput(
-            "phase", fault.phase, "leave it out: a log tells of steps, not of their phases"
-        )
+        raise BadInput("phase", fault.phase, "leave it out: a log shows steps, not their phases")
     if fault.rank in LIVE_ROLES:
         raise BadInput(
             "rank",
             fault.rank,
             "use a number, or a role such as any or minority: a command has no shards",
         )
-    if isinstance(fault, DiskFault) and fault.directory == CHECKPOINTS:
+    if isinstance(fault, TroubledDirectory) and fault.directory == CHECKPOINTS:
         raise BadInput(
             "directory",
             fault.directory,
-            "name the directory: nobody knows where a command stores anything",
+            "name the directory: the directories of a command are not known",
         )
-    if isinstance(fault, NetworkFault) and fault.apart_from in ("coordinator", "store"):
+    if isinstance(fault, Sides) and fault.apart_from in ("coordinator", "store"):
         raise BadInput(
             "apart_from",
             fault.apart_from,
@@ -241,8 +265,17 @@ def require_possible(fault: Fault) -> None:
         )
 
 
+def needed_directories(experiment: CommandExperiment) -> Needs:
+    """Return the directories that nodes must see: working directory, and folders of named files."""
+    named_paths = [Path(argument) for argument in experiment.command if argument.startswith("/")]
+    return Needs(
+        tuple(path.parent for path in named_paths if path.is_file()),
+        (Path(experiment.working_directory),),
+    )
+
+
 def moment(fault: Fault) -> str:
-    """When a fault strikes a command, in words."""
+    """Return in words when a fault strikes a command: at a step or a time after the first step."""
     if fault.at_step is not None:
         return f"as soon as the log showed step {fault.at_step}"
     return f"{fault.after_s:g} s after the log showed a first step"

@@ -1,4 +1,9 @@
-"""What is to be run and broken: checked in full before a process is started."""
+"""Plan of an experiment with a job, checked in full before a process is started.
+
+-> config.py: the settings and their checks. faults/base.py (validate, require): which runs can have
+a fault. experiment/judge/judge.py: the checks with ``deadline_s`` and ``max_lost_steps``.
+experiment/plan/planfile.py: plans as files.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +13,22 @@ from typing import Any, Literal
 
 import msgspec
 
-from chaoskit.config import RunConfig, typed_config, validate
+from chaoskit.config import CheckpointTier, RunConfig, typed_config, validate
 from chaoskit.errors import BadInput, ChaoskitError, name_remedy
-from chaoskit.faults.base import Fault, draw_ranks, typed_faults
+from chaoskit.faults.base import Fault, draw_ranks, fault_id, typed_faults
 from chaoskit.job import JobSpec, resolve_job, stated_batches
 from chaoskit.rules import load_rules
 from chaoskit.typed import LimitS, typed_arguments
 from chaoskit.wire.messages import Trigger
 
-#: Whether a run is compared with plain PyTorch.
-Wish = Literal["off", "on", "required"]
-#: Steps compared with plain PyTorch. A mistake that shows later only is left to the twin, or is one of a recovery.
+#: Mode of the comparison of a run with plain PyTorch.
+ReferenceMode = Literal["off", "on", "required"]
+#: Number of steps that are compared with plain PyTorch. Later mistakes are found by the twin, or
+#: belong to a recovery.
 REFERENCE_STEPS = 8
 
-_SECONDS_A_STEP = 2.0  # generous: a deadline is for runs that never end
-#: Arguments of ``chaos.run`` that are no settings of the run.
+_SECONDS_A_STEP = 2.0  # generous, because a deadline is for runs that never end
+#: Arguments of ``chaos.run`` that are not settings of the run.
 _ARGUMENTS = (
     *("check", "command", "deadline_s", "faults", "job", "max_lost_steps", "name"),
     *("options", "reference", "steps", "twin", "until", "watch"),
@@ -32,18 +38,22 @@ _DEADLINE_FLOOR_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One run with its faults.
+    """A run of a job with its faults.
 
     Attributes:
-        name: shown in reports.
-        faults: one a rank: roles that stand for several are drawn already.
-        job: as the user named it.
-        steps: of the job, where its options say so; of an open-ended job the least.
-        deadline_s: the run is ended, and has failed, when it takes longer; ``math.inf`` for no deadline.
-        max_lost_steps: committed steps that its faults may cost; it has failed if it computed more of them again.
-        reference: whether its first steps are compared with those of plain PyTorch: ``off``, ``on`` (where that can be
-            had) or ``required`` (without it nothing is known).
-        asked: the faults before roles were drawn; empty where that is not known.
+        name: the name that reports show.
+        job: the job as the user named it.
+        config: the settings of the run.
+        faults: the faults, each for one rank: roles that stand for several ranks are drawn already.
+        steps: the number of steps, if the job's options give it; the least number for an open-ended
+            job.
+        deadline_s: the time limit in seconds. A run that takes longer is ended and has failed;
+            ``math.inf`` for no limit.
+        max_lost_steps: committed steps that the faults may cost. A run that computed more of them
+            again has failed.
+        reference: the comparison of the first steps with plain PyTorch: ``off``, ``on`` (where
+            PyTorch can run the job) or ``required`` (a run without it is unknown).
+        asked: the faults before roles were drawn; empty if they are not recorded.
     """
 
     name: str
@@ -53,42 +63,46 @@ class Experiment:
     steps: int | None
     deadline_s: float
     max_lost_steps: int = 0
-    reference: Wish = "off"
+    reference: ReferenceMode = "off"
     asked: tuple[Fault, ...] = ()
 
     def triggers(self) -> tuple[Trigger, ...]:
-        """Where ranks stop and wait: of the faults for which that can be said before the run."""
-        planned = (fault.trigger(fault_id(number)) for number, fault in enumerate(self.faults))
-        return tuple(trigger for trigger in planned if trigger is not None)
+        """Return the hooks where ranks stop for faults, as far as they are known before the run."""
+        triggers = (fault.trigger(fault_id(number)) for number, fault in enumerate(self.faults))
+        return tuple(trigger for trigger in triggers if trigger is not None)
 
     @property
     def is_open_ended(self) -> bool:
-        """Whether the job goes on, after its steps, until a goal is reached."""
+        """True if the job goes on after its steps until it reaches a goal."""
         return "until" in self.config.job.options
 
     def unbroken(
         self, schedule: tuple[tuple[int, int], ...] = (), steps: int | None = None
     ) -> Experiment:
-        """The twin: the same job and seed, without faults and spares, and without rules and limits that could break it.
+        """Return the twin: same job and seed, without faults, spares, rules and disturbing limits.
+
+        It stores no snapshots, and does not begin with one. An open-ended job gets a number of
+        steps in place of its goal. A job whose batch follows the world runs on one node.
 
         Args:
-            schedule: of a batch that followed the world: its sizes; see :class:`chaoskit.config.BatchScaling`.
-            steps: that an open-ended job took.
+            schedule: (step, number of shards) for each change in a run in which the batch followed
+                the world; see :class:`chaoskit.config.BatchScaling`. Empty for the plan's own size.
+            steps: the number of steps that an open-ended job took; None for those of the plan.
         """
         config = msgspec.structs.replace(
             self.config, spares=0, disk=None, remote=None, resume=False, rules=()
         )
         config = config.undisturbed()
         if config.follow is not None:
-            named = config.named_shards
+            named_shards = config.named_shards
             follow = msgspec.structs.replace(
-                config.follow, schedule=schedule or ((0, named),), named_shards=named
+                config.follow, schedule=schedule or ((0, named_shards),), named_shards=named_shards
             )
-            alone = {"nodes": 1, "min_world": 1, "elastic": None, "shards": config.shard_count}
-            config = msgspec.structs.replace(config, follow=follow, **alone)
+            one_node = {"nodes": 1, "min_world": 1, "elastic": None, "shards": config.shard_count}
+            config = msgspec.structs.replace(config, follow=follow, **one_node)
         if self.is_open_ended:
             options = {
-                name: value for name, value in config.job.options.items() if name != "until"
+                name: option for name, option in config.job.options.items() if name != "until"
             } | {"steps": steps or self.steps}
             config = msgspec.structs.replace(
                 config, job=msgspec.structs.replace(config.job, options=options)
@@ -96,11 +110,6 @@ class Experiment:
         return Experiment(
             f"{self.name} (twin)", self.job, config, (), steps or self.steps, self.deadline_s
         )
-
-
-def fault_id(number: int) -> str:
-    """Name of the n-th fault of an experiment, in messages and journals."""
-    return f"fault{number}"
 
 
 @typed_arguments
@@ -114,25 +123,30 @@ def plan_experiment(
     faults: Sequence[Fault] = (),
     deadline_s: LimitS | None = None,
     max_lost_steps: int | None = None,
-    reference: Wish = "off",
+    reference: ReferenceMode = "off",
     **settings: Any,
 ) -> Experiment:
-    """Check and assemble an experiment.
+    """Check and assemble an experiment with a job, and return it; nothing is started.
 
     Args:
-        job: name of a reference job (``gpt``), file, or ``file.py:function``.
+        job: the name of a reference job (``gpt``), file, or ``file.py:function``.
+        name: the name that reports show. Default: the name of the job.
         steps: passed to the job as its option ``steps``.
-        until: passed to the job as its option ``until``: after ``steps`` steps it goes on until this goal is reached;
-            see :mod:`chaoskit.fixtures.jobs.goal`. The unbroken run, which has no such option, takes as many steps.
+        until: passed to the job as its option ``until``: the job goes on after ``steps`` steps
+            until it reaches this goal; see :mod:`chaoskit.fixtures.jobs.goal`. It requires
+            ``steps``. The unbroken run has no such option and takes as many steps.
         options: further options of the job's train function.
-        faults: what to break.
-        deadline_s: default: a minute, the start-up time and two seconds a step. ``math.inf``: none.
-        max_lost_steps: committed steps that may be computed again. 0: the step in flight is all that a fault may cost.
-            Default: 0; for a sharded job one for each fault, as it goes back to the last step that all have copied.
-        reference: compare the first steps with those of plain PyTorch in one process: ``off``, ``on`` where that can
-            be had, or ``required``: a run that has no reference is *unknown*.
-        settings: fields of :class:`chaoskit.config.RunConfig`, such as ``nodes``, ``spares``, ``seed``; ``rules`` may
-            be a file.
+        faults: the faults that strike the run.
+        deadline_s: time limit in seconds; ``math.inf`` for none. Default: a minute, the start-up
+            time and two seconds a step.
+        max_lost_steps: committed steps that may be computed again; with 0 a fault may cost the step
+            in flight only. Default: 0; for a sharded job one step for each fault, because the job
+            goes back to the last step that all ranks have copied.
+        reference: compare the first steps with those of plain PyTorch in one process: ``off``,
+            ``on`` (where PyTorch can run the job), or ``required`` (a run without a reference is
+            *unknown*).
+        settings: fields of :class:`chaoskit.config.RunConfig`, such as ``nodes``, ``spares``,
+            ``seed``; ``rules`` may be a file.
 
     Raises:
         BadInput: naming field, value and remedy. Nothing was started.
@@ -144,7 +158,7 @@ def plan_experiment(
         options["steps"] = steps
     if until is not None:
         if steps is None:
-            raise BadInput("until", until, "give steps, too: the least that the job takes")
+            raise BadInput("until", until, "give steps, too: the least number of steps of the job")
         options["until"] = until
     require_settings(settings, beside=_ARGUMENTS)
     spec = _resolve(job, options, of_plan={"steps": steps, "until": until})
@@ -157,7 +171,7 @@ def plan_experiment(
 
         require_store("remote", config.remote.target)
     if config.disk is not None and not config.resume:
-        _require_empty(config)
+        _require_empty(config, config.disk)
     steps = options.get("steps") if isinstance(options.get("steps"), int) else None
     faults = typed_faults(faults)
     expanded = _expand(faults, config, steps)
@@ -185,7 +199,16 @@ def plan_experiment(
 
 
 def _resolve(job: str, options: dict[str, Any], *, of_plan: dict[str, Any]) -> JobSpec:
-    """Return the job with its options; an option that is refused has the name under which the plan gave it."""
+    """Return the job with its options.
+
+    Args:
+        job: the job as the user named it.
+        options: the options of its train function.
+        of_plan: options that are arguments of the plan, by name.
+
+    Raises:
+        BadInput: if the job or an option is refused. An argument of the plan is named as such.
+    """
     try:
         return resolve_job(job, options)
     except BadInput as error:
@@ -196,22 +219,24 @@ def _resolve(job: str, options: dict[str, Any], *, of_plan: dict[str, Any]) -> J
 
 
 def require_settings(names: Iterable[str], beside: Iterable[str] = ()) -> None:
-    """Raise BadInput if one of the names is no field of :class:`chaoskit.RunConfig`.
+    """Raise BadInput if one of the names is not a field of :class:`chaoskit.RunConfig`.
 
     Args:
-        beside: names of arguments that the caller takes beside settings: one of them may have been meant.
+        names: the names to check.
+        beside: names of other arguments that the caller accepts; the remedy may suggest one of
+            them.
     """
-    known = set(RunConfig.__struct_fields__) - {"job"}
-    for name in sorted(set(names) - known):
-        remedy = name_remedy(name, sorted({*known, *beside}))
+    settings = set(RunConfig.__struct_fields__) - {"job"}
+    for name in sorted(set(names) - settings):
+        remedy = name_remedy(name, sorted({*settings, *beside}))
         raise BadInput("setting", name, f"there is no such setting; {remedy}")
 
 
 def require_divisible(config: RunConfig) -> None:
-    """Refuse a batch that cannot be cut into the shards of a run, where the source of the job states it.
+    """Refuse a batch that cannot be cut into the shards of a run, if the job's source states it.
 
     Raises:
-        BadInput: in the words of the rank that would find it.
+        BadInput: with the same message as the rank that would find it.
     """
     for batch in stated_batches(config.job):
         if batch < 1 or batch % config.named_shards:
@@ -222,32 +247,40 @@ def require_divisible(config: RunConfig) -> None:
             )
 
 
-def _require_empty(config: RunConfig) -> None:
-    """Refuse to mix the snapshots of two runs. Raises BadInput."""
-    from chaoskit.daemon.archive import newest_generation  # imports torch
+def _require_empty(config: RunConfig, disk: CheckpointTier) -> None:
+    """Raise BadInput if the checkpoint targets hold snapshots, which must not mix with new ones.
 
-    assert config.disk is not None
+    It is raised, too, if they cannot be read.
+    """
+    from chaoskit.checkpoint.newest import newest_generation  # imports torch
+
     try:
-        found = newest_generation(config)
+        newest_snapshot_generation = newest_generation(config)
     except ChaoskitError as error:
-        target = config.remote.target if config.remote is not None else config.disk.target
+        target = config.remote.target if config.remote is not None else disk.target
         raise BadInput("remote", target, str(error)) from error
-    if found:
+    if newest_snapshot_generation:
         raise BadInput(
             "disk",
-            config.disk.target,
+            disk.target,
             "choose places without snapshots, or resume=True to go on from them",
         )
 
 
 def _expand(faults: Sequence[Fault], config: RunConfig, steps: int | None) -> tuple[Fault, ...]:
-    """Check the faults, and draw the ranks of those that name a role from the run's seed and the fault's place."""
+    """Check the faults, and return them with a drawn rank in place of each role.
+
+    A rank is drawn from the run's seed and the position of the fault, so that a plan can be
+    repeated.
+
+    Raises:
+        BadInput: if the run cannot have one of the faults.
+    """
     for fault in faults:
         fault.validate(nodes=config.nodes, steps=steps)
         fault.require(config)
-    if (
-        faults and not config.resume and all(fault.during is not None for fault in faults)
-    ):  # to resume is a recovery
+    # resuming counts as a recovery
+    if faults and not config.resume and all(fault.during is not None for fault in faults):
         raise BadInput(
             "during",
             faults[0].during,

@@ -5,29 +5,34 @@
 
 A command stands in place of the job, with what finds steps and losses in its log:
 
-    {"version": 2, "command": ["torchrun", "train.py"], "watch": {"step": "step (\\d+)"}, "settings": {"nodes": 2},
+    {"version": 2, "command": ["torchrun", "train.py"], "watch": {"step": "step (\\d+)"},
+    "settings": {"nodes": 2},
      "faults": [{"kind": "Kill", "rank": 1, "at_step": 5}]}
 
-A saved plan spells out every setting and every field of every fault, so that it keeps its meaning when a default
-changes; ``asked`` has the faults before roles such as ``any`` were drawn. What a hand-written one leaves out has its
-default. Reading goes through :func:`plan_experiment` or :func:`plan_command`: a file is checked like any other input.
+A saved plan spells out every setting and every field of every fault. So it keeps its meaning when a
+default changes. ``asked`` has the faults before roles such as ``any`` were drawn. Settings that a
+hand-written plan leaves out have their defaults. Reading goes through :func:`plan_experiment` or
+:func:`plan_command`: a file is checked like any other input.
+
+-> experiment/plan/plan.py and command_plan.py: the meaning and the defaults of each field.
+experiment/directory.py: the other files beside a saved plan.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput, name_remedy
 from chaoskit.experiment.plan.command_plan import CommandExperiment, plan_command
-from chaoskit.experiment.plan.plan import Experiment, Wish, plan_experiment
+from chaoskit.experiment.plan.plan import Experiment, ReferenceMode, plan_experiment
 from chaoskit.faults import CATALOGUE
 from chaoskit.faults.base import Fault
 from chaoskit.faults.kinds import find_kind, name_of
@@ -36,18 +41,22 @@ from chaoskit.logrule import LogRule
 from chaoskit.settings_file import parse_json
 from chaoskit.stacks import LogPatterns
 
+_T = TypeVar("_T")
+
 FILE_NAME = "plan.json"
 VERSION = 2
 
 _SETTINGS = tuple(name for name in RunConfig.__struct_fields__ if name != "job")
 _COMMAND_SETTINGS = ("nodes", "ranks", "seed", "working_directory", "rules", "stalled_s")
-_NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no words for them
+_NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no numbers for these
 
-#: What can be run: a job, or a command.
+#: A plan: of a job, or of a command.
 Planned = Experiment | CommandExperiment
 
 
 class _PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The JSON object of a plan file; absent fields have the defaults of the plan."""
+
     version: int
     job: str = ""
     command: list[str] | None = None
@@ -57,17 +66,17 @@ class _PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     options: dict[str, Any] = {}
     deadline_s: float | str | None = None
     max_lost_steps: int = 0
-    reference: Wish = "off"
+    reference: ReferenceMode = "off"
     settings: dict[str, Any] = {}
     faults: list[dict[str, Any]] = []
     asked: list[dict[str, Any]] = []
 
 
-# -- writing ------------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 def encode(experiment: Planned) -> bytes:
-    """``experiment`` as JSON. Equal experiments give equal bytes.
+    """Return ``experiment`` as JSON; equal experiments give equal bytes.
 
     Raises:
         BadInput: if a field of a fault has no JSON form.
@@ -77,29 +86,35 @@ def encode(experiment: Planned) -> bytes:
         if isinstance(experiment, CommandExperiment)
         else _job_plan(experiment)
     )
-    absent = (
+    absent_names = (
         ("command", "watch") if plan.command is None else ("job", "steps", "options", "reference")
     )
-    absent = (*absent, *(() if plan.asked else ("asked",)))
-    told = {name: value for name, value in msgspec.to_builtins(plan).items() if name not in absent}
-    return msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n"
+    absent_names = (*absent_names, *(() if plan.asked else ("asked",)))
+    present_fields = {
+        name: content
+        for name, content in msgspec.to_builtins(plan).items()
+        if name not in absent_names
+    }
+    return msgspec.json.format(msgspec.json.encode(present_fields), indent=2) + b"\n"
 
 
 def _command_plan(experiment: CommandExperiment) -> _PlanFile:
+    """Return an experiment with a command as the struct of a plan file."""
     return _PlanFile(
         version=VERSION,
         command=list(experiment.command),
         watch=asdict(experiment.watch),
         name=experiment.name,
-        deadline_s=_spelled(experiment.deadline_s),
+        deadline_s=_finite_or_text(experiment.deadline_s),
         max_lost_steps=experiment.max_lost_steps,
         settings={name: getattr(experiment, name) for name in _COMMAND_SETTINGS},
-        faults=[_plain(fault) for fault in experiment.faults],
+        faults=[_fault_object(fault) for fault in experiment.faults],
         asked=_as_asked(experiment),
     )
 
 
 def _job_plan(experiment: Experiment) -> _PlanFile:
+    """Return an experiment with a job as the struct of a plan file."""
     options = dict(experiment.config.job.options)
     steps = options.pop("steps") if experiment.steps is not None else None
     return _PlanFile(
@@ -108,26 +123,31 @@ def _job_plan(experiment: Experiment) -> _PlanFile:
         name=experiment.name,
         steps=steps,
         options=options,
-        deadline_s=_spelled(experiment.deadline_s),
+        deadline_s=_finite_or_text(experiment.deadline_s),
         max_lost_steps=experiment.max_lost_steps,
         reference=experiment.reference,
         settings={name: getattr(experiment.config, name) for name in _SETTINGS},
-        faults=[_plain(fault) for fault in experiment.faults],
+        faults=[_fault_object(fault) for fault in experiment.faults],
         asked=_as_asked(experiment),
     )
 
 
 def _as_asked(experiment: Planned) -> list[dict[str, Any]]:
-    """Its faults before roles were drawn, where any has one: what was asked for is the same for every seed."""
+    """Return the faults before roles were drawn, or an empty list if none of them names a role.
+
+    They are the same for every seed.
+    """
     return (
         []
         if experiment.asked == experiment.faults
-        else [_plain(fault) for fault in experiment.asked]
+        else [_fault_object(fault) for fault in experiment.asked]
     )
 
 
 def save(experiment: Planned, path: Path) -> Path:
-    """Write ``experiment`` to ``path``; a reader sees the old file or the new one, never a part.
+    """Write ``experiment`` to ``path`` and return the path.
+
+    The file is replaced as a whole: a reader never sees a part.
 
     Raises:
         BadInput: if a field of a fault has no JSON form, or the file cannot be written.
@@ -145,19 +165,31 @@ def save(experiment: Planned, path: Path) -> Path:
     return path
 
 
-def _plain(fault: Fault) -> dict[str, Any]:
-    values = {item.name: getattr(fault, item.name) for item in fields(fault) if item.init}
+def _fault_object(fault: Fault) -> dict[str, Any]:
+    """Return a fault as JSON values: its kind and every field.
+
+    Raises:
+        BadInput: if a field has no JSON form.
+    """
+    field_values = {field.name: getattr(fault, field.name) for field in fields(fault) if field.init}
     try:
-        plain = {name: _spelled(msgspec.to_builtins(value)) for name, value in values.items()}
-        msgspec.json.encode(plain)
+        json_values = {
+            name: _finite_or_text(msgspec.to_builtins(content))
+            for name, content in field_values.items()
+        }
+        msgspec.json.encode(json_values)
     except (TypeError, ValueError) as error:
         raise BadInput("faults", str(fault), f"use plain values in its fields: {error}") from None
-    judged = {} if type(fault) in CATALOGUE else {"judged": _as_judged(fault)}
-    return {"kind": name_of(type(fault)), **plain, **judged}
+    judged_fields = {} if type(fault) in CATALOGUE else {"judged": _as_judged(fault)}
+    return {"kind": name_of(type(fault)), **json_values, **judged_fields}
 
 
 def _as_judged(fault: Fault) -> dict[str, Any]:
-    """What a run is judged by of a fault of a user's own class, which may not be there when it is judged again."""
+    """Return the attributes of a fault that its verdict depends on.
+
+    They are stored for a fault class of the user, which may be missing when the run is judged
+    again.
+    """
     return {
         "text": str(fault),
         "moment": fault.moment,
@@ -168,18 +200,22 @@ def _as_judged(fault: Fault) -> dict[str, Any]:
     }
 
 
-def _spelled(value: Any) -> Any:
+def _finite_or_text(value: Any) -> Any:
+    """Return infinity and NaN, which JSON cannot hold, as text, and other values as they are."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# -- reading ------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def load(path: Path) -> Planned:
-    """The experiment in the file ``path``. Relative Python files are looked up beside it first.
+    """Return the experiment in the file ``path``.
+
+    Relative Python files are looked up beside it first.
 
     Raises:
-        BadInput: naming the field and the file, if it cannot be read or holds no plan that could be run.
+        BadInput: naming the field and the file, if it cannot be read or is not a plan that could be
+            run.
     """
     try:
         data = path.read_bytes()
@@ -196,12 +232,15 @@ def load(path: Path) -> Planned:
 
 
 def recall(path: Path, *, sharded: bool) -> Planned:
-    """The experiment of a run that was made, from the plan in its directory.
+    """Return the experiment of a run that was made, from the plan in its directory.
 
-    Nothing is looked up or checked: the job's file may be gone, its directories may be full by now.
+    Nothing is looked up or checked: by now the job's file may be gone, or its directories full. A
+    fault of a class that is not in the catalogue is replaced by one that cannot strike. The faults
+    before roles were drawn (``asked``) are left out.
 
     Args:
-        sharded: whether the job shards its state, which only its source says.
+        path: the plan file.
+        sharded: True if the job shards its state, which only its source says.
 
     Raises:
         BadInput: if the file cannot be read as a plan.
@@ -212,45 +251,63 @@ def recall(path: Path, *, sharded: bool) -> Planned:
         remedy = f"name the directory of a run, which holds its plan ({error.strerror})"
         raise BadInput("run directory", str(path.parent), remedy) from None
     faults = tuple(
-        _recalled(entry) if "judged" in entry else _fault(number, entry)
-        for number, entry in enumerate(plan.faults)
+        _fault_stand_in(fields) if "judged" in fields else _fault_of(number, fields)
+        for number, fields in enumerate(plan.faults)
     )
-    return _assembled(plan, faults, recall_job(plan.job, _options(plan), sharded=sharded))
+    if plan.command is not None:
+        return _saved_command(plan, plan.command, faults)
+    return _saved_job(plan, recall_job(plan.job, _options(plan), sharded=sharded), faults)
 
 
 def receive(data: bytes) -> Planned:
-    """The experiment in a plan that was encoded elsewhere, and checked there. Files that it names are here.
+    """Return the experiment in a plan that was encoded and checked on another machine.
+
+    The files that the plan names are on this machine. The faults before roles were drawn
+    (``asked``) are left out.
 
     Raises:
-        BadInput: if it needs what is not here, such as a fault of a user's own class.
+        BadInput: if it needs a class or file that is missing here, such as a fault class of the
+            user.
     """
     plan = _parse(data)
-    faults = tuple(_fault(number, entry) for number, entry in enumerate(plan.faults))
-    return _assembled(
-        plan, faults, None if plan.command is not None else resolve_job(plan.job, _options(plan))
+    faults = tuple(_fault_of(number, fields) for number, fields in enumerate(plan.faults))
+    if plan.command is not None:
+        return _saved_command(plan, plan.command, faults)
+    return _saved_job(plan, resolve_job(plan.job, _options(plan)), faults)
+
+
+def _saved_command(
+    plan: _PlanFile, command: Sequence[str], faults: tuple[Fault, ...]
+) -> CommandExperiment:
+    """Return the experiment with a command in a saved plan.
+
+    Its settings were checked when it was saved.
+
+    Raises:
+        BadInput: if the plan lacks a field that every saved plan has.
+    """
+    settings = plan.settings | {
+        "rules": msgspec.convert(plan.settings["rules"], tuple[LogRule, ...])
+    }
+    return CommandExperiment(
+        name=plan.name,
+        command=tuple(command),
+        watch=_require_saved("watch", _patterns(plan.watch)),
+        faults=faults,
+        deadline_s=_require_saved("deadline_s", _deadline(plan.deadline_s)),
+        max_lost_steps=plan.max_lost_steps,
+        **settings,
     )
 
 
-def _assembled(plan: _PlanFile, faults: tuple[Fault, ...], job: JobSpec | None) -> Planned:
-    """The experiment of a plan that was saved: a job, or a command. Its settings were checked when it was."""
-    deadline_s = _deadline(plan.deadline_s)
-    assert deadline_s is not None, "a plan that was saved has a deadline"
-    if plan.command is not None:
-        watch = _patterns(plan.watch)
-        assert watch is not None, "a plan that was saved has its patterns"
-        settings = plan.settings | {
-            "rules": msgspec.convert(plan.settings["rules"], tuple[LogRule, ...])
-        }
-        return CommandExperiment(
-            name=plan.name,
-            command=tuple(plan.command),
-            watch=watch,
-            faults=faults,
-            deadline_s=deadline_s,
-            max_lost_steps=plan.max_lost_steps,
-            **settings,
-        )
-    assert job is not None
+def _saved_job(plan: _PlanFile, job: JobSpec, faults: tuple[Fault, ...]) -> Experiment:
+    """Return the experiment with ``job`` in a saved plan.
+
+    Its settings were checked when it was saved.
+
+    Raises:
+        BadInput: if the plan lacks a field that every saved plan has.
+    """
     config = msgspec.convert({"job": msgspec.to_builtins(job), **plan.settings}, RunConfig)
     return Experiment(
         plan.name,
@@ -258,39 +315,54 @@ def _assembled(plan: _PlanFile, faults: tuple[Fault, ...], job: JobSpec | None) 
         config,
         faults,
         plan.steps,
-        deadline_s,
+        _require_saved("deadline_s", _deadline(plan.deadline_s)),
         plan.max_lost_steps,
         plan.reference,
     )
 
 
+def _require_saved(field: str, content: _T | None) -> _T:
+    """Return the content of a field that every saved plan has; raise BadInput if it is missing."""
+    if content is None:
+        raise BadInput(field, None, "give it: every plan that was saved has it")
+    return content
+
+
 def _options(plan: _PlanFile) -> dict[str, Any]:
-    """The options of its job, in the order in which a planned one has them."""
-    options = {name: value for name, value in plan.options.items() if name != "until"}
+    """Return the options of the job, ``steps`` and ``until`` last, as in a planned experiment."""
+    options = {name: option for name, option in plan.options.items() if name != "until"}
     options |= {"steps": plan.steps} if plan.steps is not None else {}
     return options | ({"until": plan.options["until"]} if "until" in plan.options else {})
 
 
 def parse(data: bytes, directory: Path) -> Planned:
-    """The experiment in a plan. Relative Python files are looked up in ``directory`` first. Raises BadInput."""
+    """Return the experiment in a plan; relative Python files are looked up in ``directory`` first.
+
+    Raises:
+        BadInput: naming the field, if it is not a plan that could be run.
+    """
     plan = _parse(data)
     if (plan.command is None) == (not plan.job):
-        raise BadInput("job", plan.job or None, "give a job or a command, one of them")
+        raise BadInput("job", plan.job or None, "give either a job or a command")
     settings = _SETTINGS if plan.command is None else _COMMAND_SETTINGS
-    for name, value in plan.settings.items():
+    for name, setting in plan.settings.items():
         if name not in settings:
-            raise BadInput(f"settings.{name}", value, name_remedy(name, settings))
+            raise BadInput(f"settings.{name}", setting, name_remedy(name, settings))
     if plan.command is None:
         return _with_asked(_job(plan, directory), plan)
-    wish = plan.reference if plan.reference != "off" else None
-    for field, given in (("steps", plan.steps), ("options", plan.options), ("reference", wish)):
-        if given:
-            raise BadInput(field, given, "leave it out: a command has none")
+    reference = plan.reference if plan.reference != "off" else None
+    for field, content in (
+        ("steps", plan.steps),
+        ("options", plan.options),
+        ("reference", reference),
+    ):
+        if content:
+            raise BadInput(field, content, "leave it out: a command has none")
     planned = plan_command(
-        [_located(argument, directory) for argument in plan.command],
+        [_path_beside(argument, directory) for argument in plan.command],
         watch=_patterns(plan.watch),
         name=plan.name,
-        faults=[_fault(number, entry) for number, entry in enumerate(plan.faults)],
+        faults=[_fault_of(number, fault_fields) for number, fault_fields in enumerate(plan.faults)],
         deadline_s=_deadline(plan.deadline_s),
         max_lost_steps=plan.max_lost_steps,
         **plan.settings,
@@ -299,30 +371,44 @@ def parse(data: bytes, directory: Path) -> Planned:
 
 
 def _with_asked(planned: Planned, plan: _PlanFile) -> Planned:
-    """What was drawn stays; what it was drawn from is known."""
-    asked = tuple(_fault(number, entry, "asked") for number, entry in enumerate(plan.asked))
+    """Return the plan with the faults before roles were drawn, which the file also holds."""
+    asked = tuple(
+        _fault_of(number, fault_fields, "asked") for number, fault_fields in enumerate(plan.asked)
+    )
     return replace(planned, asked=asked) if asked else planned
 
 
 def _patterns(watch: dict[str, Any] | None) -> LogPatterns | None:
-    known = [item.name for item in fields(LogPatterns)]
-    for name, value in (watch or {}).items():
-        if name not in known:
-            raise BadInput(f"watch.{name}", value, name_remedy(name, known))
+    """Return the log patterns of a plan, or None if it has none.
+
+    Raises:
+        BadInput: for a wrong name, or if ``step`` is missing.
+    """
+    names = [field.name for field in fields(LogPatterns)]
+    for name, pattern in (watch or {}).items():
+        if name not in names:
+            raise BadInput(f"watch.{name}", pattern, name_remedy(name, names))
     if watch is not None and "step" not in watch:
         raise BadInput("watch.step", None, r"give the pattern of a step, such as step (\d+)")
     return LogPatterns(**watch) if watch is not None else None
 
 
 def _job(plan: _PlanFile, directory: Path) -> Experiment:
+    """Return the experiment with a job in a plan.
+
+    Raises:
+        BadInput: if it is not a plan that could be run, or has log patterns.
+    """
     if plan.watch is not None:
-        raise BadInput("watch", plan.watch, "use it with a command: a job tells its steps itself")
+        raise BadInput(
+            "watch", plan.watch, "use it with a command only: a job reports its steps itself"
+        )
     return plan_experiment(
-        _located(plan.job, directory),
+        _path_beside(plan.job, directory),
         name=plan.name,
         steps=plan.steps,
         options=plan.options,
-        faults=[_fault(number, entry) for number, entry in enumerate(plan.faults)],
+        faults=[_fault_of(number, fault_fields) for number, fault_fields in enumerate(plan.faults)],
         deadline_s=_deadline(plan.deadline_s),
         max_lost_steps=plan.max_lost_steps,
         reference=plan.reference,
@@ -331,88 +417,125 @@ def _job(plan: _PlanFile, directory: Path) -> Experiment:
 
 
 def _parse(data: bytes) -> _PlanFile:
+    """Return the JSON of a plan file as a struct.
+
+    Raises:
+        BadInput: if it is no such object, or a plan of another version.
+    """
     try:
-        found = parse_json(data)
+        document = parse_json(data)
     except ValueError as error:
         raise BadInput("plan", None, f"write one JSON object ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise BadInput("plan", None, "write one JSON object")
-    if found.get("version") != VERSION:
+    if document.get("version") != VERSION:
         raise BadInput(
             "version",
-            found.get("version"),
+            document.get("version"),
             f"use a plan of version {VERSION}, which this chaoskit reads",
         )
     try:
-        return msgspec.convert(found, _PlanFile)
+        return msgspec.convert(document, _PlanFile)
     except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at `$.")
-        field = place.rstrip("`") or message.rpartition("field `")[2].rstrip("`")
-        raise BadInput(field, found.get(field), f"mend it: {message}") from None
+        message, _, path_in_plan = str(error).partition(" - at `$.")
+        field = path_in_plan.rstrip("`") or message.rpartition("field `")[2].rstrip("`")
+        raise BadInput(field, document.get(field), f"correct it: {message}") from None
 
 
-def _start(data: bytes) -> str:
-    text = data[:40].decode(errors="replace")
-    return text if len(data) <= 40 else f"{text}..."
-
-
-def _located(job: str, directory: Path) -> str:
+def _path_beside(job: str, directory: Path) -> str:
+    """Return the path of a Python file beside the plan, or the argument if there is none."""
     path, _, function = job.partition(":")
-    beside = directory / path
-    if path.endswith(".py") and beside.is_file():
-        return f"{beside}:{function}" if function else str(beside)
+    path_beside = directory / path
+    if path.endswith(".py") and path_beside.is_file():
+        return f"{path_beside}:{function}" if function else str(path_beside)
     return job
 
 
-def _deadline(value: float | str | None) -> float | None:
-    if not isinstance(value, str):
-        return value
-    if value not in _NOT_FINITE:
-        raise BadInput("deadline_s", value, "use a number of seconds, or inf for no deadline")
-    return float(value)
+def _deadline(deadline: float | str | None) -> float | None:
+    """Return the deadline of a plan file in seconds, or None if the file has none.
+
+    Infinity and NaN are written as text.
+
+    Raises:
+        BadInput: for any other text.
+    """
+    if not isinstance(deadline, str):
+        return deadline
+    if deadline not in _NOT_FINITE:
+        raise BadInput("deadline_s", deadline, "use a number of seconds, or inf for no deadline")
+    return float(deadline)
 
 
-def _fault(number: int, entry: Mapping[str, Any], field: str = "faults") -> Fault:
-    place = f"{field}[{number}]"
-    kind = find_kind(str(entry.get("kind", "")), f"{place}.kind")
-    hints, known = get_type_hints(kind), {item.name: item for item in fields(kind) if item.init}
-    values = {}
-    for name, value in entry.items():
+def _fault_of(number: int, plan_fields: Mapping[str, Any], field: str = "faults") -> Fault:
+    """Return a fault from its JSON object.
+
+    Args:
+        number: the position of the fault in its list.
+        plan_fields: the JSON object.
+        field: the name of the list, for errors.
+
+    Raises:
+        BadInput: naming the place in the plan, if a field is wrong.
+    """
+    path_in_plan = f"{field}[{number}]"
+    kind = find_kind(str(plan_fields.get("kind", "")), f"{path_in_plan}.kind")
+    field_types, init_fields = (
+        get_type_hints(kind),
+        {attribute.name: attribute for attribute in fields(kind) if attribute.init},
+    )
+    arguments = {}
+    for name, content in plan_fields.items():
         if name in ("kind", "judged"):
             continue
-        if name not in known:
-            raise BadInput(f"{place}.{name}", value, name_remedy(name, known))
-        values[name] = _typed(f"{place}.{name}", value, hints[name])
-    for name, item in known.items():
-        if name not in values and item.default is MISSING and item.default_factory is MISSING:
+        if name not in init_fields:
+            raise BadInput(f"{path_in_plan}.{name}", content, name_remedy(name, init_fields))
+        arguments[name] = _in_field_type(f"{path_in_plan}.{name}", content, field_types[name])
+    for name, attribute in init_fields.items():
+        if (
+            name not in arguments
+            and attribute.default is MISSING
+            and attribute.default_factory is MISSING
+        ):
             raise BadInput(
-                f"{place}.{name}", None, f"give it: {kind.__name__} has no default for it"
+                f"{path_in_plan}.{name}", None, f"give it: {kind.__name__} has no default for it"
             )
     try:
-        return kind(**values)
+        return kind(**arguments)
     except BadInput as error:
-        raise BadInput(f"{place}.{error.field}", error.value, error.remedy) from None
+        raise BadInput(f"{path_in_plan}.{error.field}", error.value, error.remedy) from None
 
 
-def _recalled(entry: Mapping[str, Any]) -> Fault:
-    """A fault of a class that the catalogue does not have, as far as a run is judged by it. It cannot strike."""
-    told = entry["judged"]
-    known = {name: frozenset(told[name]) for name in ("leads_to", "must_show")}
-    known |= {name: told[name] for name in ("moment", "whole_node", "blameless")}
+def _fault_stand_in(plan_fields: Mapping[str, Any]) -> Fault:
+    """Return a stand-in for a fault of a class that is not in the catalogue.
+
+    It has the attributes that the verdict depends on, and cannot strike.
+    """
+    judged = plan_fields["judged"]
+    attributes = {name: frozenset(judged[name]) for name in ("leads_to", "must_show")}
+    attributes |= {name: judged[name] for name in ("moment", "whole_node", "blameless")}
     kind = type(
-        str(entry["kind"]).rpartition(":")[2],
+        str(plan_fields["kind"]).rpartition(":")[2],
         (Fault,),
-        {**known, "__str__": lambda self: told["text"]},
+        {**attributes, "__str__": lambda self: judged["text"]},
     )
-    fault: Fault = kind(**{item.name: entry[item.name] for item in fields(Fault)})
+    fault: Fault = kind(**{field.name: plan_fields[field.name] for field in fields(Fault)})
     return fault
 
 
-def _typed(field: str, value: Any, hint: Any) -> Any:
-    """``value`` as a field with this annotation holds it: an enum member for its value, a tuple for a list."""
+def _in_field_type(field: str, content: Any, field_type: Any) -> Any:
+    """Return ``content`` in the type of a field, such as an enum member or a tuple.
+
+    Args:
+        field: the place in the plan, for the error.
+        content: the JSON value.
+        field_type: the annotation of the field.
+
+    Raises:
+        BadInput: if the value has another type.
+    """
     try:
-        return msgspec.convert(value, hint)
+        return msgspec.convert(content, field_type)
     except msgspec.ValidationError as error:
-        if value in _NOT_FINITE and msgspec.convert(0.5, hint, strict=False) == 0.5:
-            return float(value)
-        raise BadInput(field, value, f"mend it: {str(error).partition(' - ')[0]}") from None
+        if content in _NOT_FINITE and msgspec.convert(0.5, field_type, strict=False) == 0.5:
+            return float(content)
+        raise BadInput(field, content, f"correct it: {str(error).partition(' - ')[0]}") from None

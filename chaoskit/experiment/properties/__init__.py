@@ -1,7 +1,10 @@
-"""The properties that a resilient run must have, each as a named check over what the run left behind.
+"""Properties that a resilient run must have, each a named check of the run's journals.
 
-The numbers are those of the table in ``docs/properties.md``. A property that says nothing about a run (no rank was
-restored from a copy, say) is not applicable to it, and is neither met nor violated.
+The numbers are those of the table in ``docs/properties.md``. A property that does not apply to a
+run, for example because no rank was restored from a copy, is neither met nor violated.
+
+-> experiment/properties/promised.py and base.py: the time bounds. experiment/judge/judge.py: the
+checks that are no properties. experiment/judge/coverage.py: journals that are incomplete.
 """
 
 from __future__ import annotations
@@ -269,7 +272,8 @@ PROPERTIES: tuple[Property, ...] = (
     ),
 )
 
-#: Rows of the table that no property judges, as each is about one kind of fault; and the tests that show it.
+#: Rows of the table without a property, since each is about one kind of fault; with the tests that
+#: cover it.
 LEFT_OUT: dict[int, str] = {
     5: "slow links: `suites/network/test_bad_links.py`",
     7: "asymmetric partitions: `suites/network/test_partitions.py`; that one membership commits a step is 10S",
@@ -290,44 +294,52 @@ _NOT_COMPARED = (
 
 
 def check_properties(trace: RunTrace, judged: Sequence[Check] = ()) -> list[tuple[Property, Check]]:
-    """Every property that applies to the run, with its check.
+    """Return every property that applies to the run, with its check.
 
     Args:
-        judged: the judge's own checks, for properties that are one of them.
+        trace: the journals of the run.
+        judged: the judge's own checks, which some properties refer to. A property that refers to a
+            check that is not among them is left out.
     """
     by_name = {check.name: check for check in judged}
-    found = []
-    for one in PROPERTIES:
-        if one.shown_by:
-            if one.shown_by in by_name:
-                found.append((one, by_name[one.shown_by]))
+    checked = []
+    for rule in PROPERTIES:
+        if rule.shown_by:
+            if rule.shown_by in by_name:
+                checked.append((rule, by_name[rule.shown_by]))
             continue
-        problems = one.find(trace)
+        problems = rule.find(trace)
         if problems is not None:
-            found.append((one, _check(one, problems)))
-    return found
+            checked.append((rule, _check(rule, problems)))
+    return checked
 
 
-def _check(one: Property, problems: list[str]) -> Check:
+def _check(rule: Property, problems: list[str]) -> Check:
+    """Return the check of a property with the first three of its problems."""
     if not problems:
-        return Check(name=one.title, verdict=Verdict.PASSED, detail=one.sentence)
+        return Check(name=rule.title, verdict=Verdict.PASSED, detail=rule.sentence)
     more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-    return Check(name=one.title, verdict=Verdict.FAILED, detail="; ".join(problems[:3]) + more)
+    return Check(name=rule.title, verdict=Verdict.FAILED, detail="; ".join(problems[:3]) + more)
 
 
-def summary(found: Sequence[tuple[Property, Check]], *, compared: bool = True) -> list[Check]:
-    """For an outcome: each violated property of its own, and all that hold in one line.
+def summary(checked: Sequence[tuple[Property, Check]], *, compared: bool = True) -> list[Check]:
+    """Return the checks for an outcome: one for each violated property, and one for all that hold.
+
+    Properties that the judge's own checks show are left out. Without any other property the last
+    check is unknown.
 
     Args:
-        compared: some ranks hold the same part of the state. Else the line says what nothing has looked at.
+        checked: properties with their checks.
+        compared: some ranks hold the same part of the state. Otherwise the last check names the
+            parts that nothing compares.
     """
-    own = [(one, check) for one, check in found if not one.shown_by]
-    broken = [check for _, check in own if check.verdict != Verdict.PASSED]
-    held = [one.label for one, check in own if check.verdict == Verdict.PASSED]
-    detail = f"{plural(len(held), 'holds', 'hold')}: {', '.join(held)}" + (
+    own_checks = [(rule, check) for rule, check in checked if not rule.shown_by]
+    broken = [check for _, check in own_checks if check.verdict != Verdict.PASSED]
+    held_labels = [rule.label for rule, check in own_checks if check.verdict == Verdict.PASSED]
+    detail = f"{plural(len(held_labels), 'holds', 'hold')}: {', '.join(held_labels)}" + (
         "" if compared else f"; {_NOT_COMPARED}"
     )
-    verdict = Verdict.PASSED if own else Verdict.UNKNOWN
+    verdict = Verdict.PASSED if own_checks else Verdict.UNKNOWN
     return [*broken, Check(name="properties", verdict=verdict, detail=detail)]
 
 

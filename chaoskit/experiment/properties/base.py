@@ -1,4 +1,8 @@
-"""What a property is, and what it is computed from."""
+"""The type of a property, the data that properties are computed from, and the limit of a hang.
+
+-> experiment/properties/__init__.py: the table of all properties.
+coordinator/detectors/phase_limits.py: the limit that the runtime itself uses for a hang.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,24 @@ from chaoskit.experiment.properties.promised import FIRST_STEP_ALLOWANCES, KNOWN
 from chaoskit.experiment.run.run import RawRun
 from chaoskit.journal import Record
 from chaoskit.runlog.history import History
-from chaoskit.runlog.injected import InjectionRecord
+from chaoskit.runlog.injected import InjectionRecord, Struck
 from chaoskit.runlog.outcome import Recovery
 from chaoskit.vocabulary import HUNG, Event
 
 Kind = Literal["safety", "liveness"]
 
-#: Added to every bound: how long processes of a crowded machine may wait for a CPU without being broken.
+#: Added to every bound: a process of a crowded machine may wait so long for a CPU.
 SLACK_S = 10.0
 
 
 class RunTrace:
-    """One run as its journals tell it."""
+    """The journals of one run, with values that several properties need.
+
+    Attributes:
+        run, history, recoveries: the records of the run, its committed steps, and its recoveries.
+        config: the settings of the run.
+        of, first: return records by event and time; see :class:`chaoskit.runlog.index.Index`.
+    """
 
     def __init__(self, run: RawRun, history: History, recoveries: list[Recovery]) -> None:
         self.run, self.history, self.recoveries = run, history, recoveries
@@ -42,72 +52,93 @@ class RunTrace:
 
     @cached_property
     def lost_ns(self) -> dict[str, int]:
-        """Worker -> when it was given up."""
+        """Worker -> the time in ns at which it was first given up."""
         return {record["worker"]: record.t_ns for record in reversed(self.of(Event.DETECTED))}
 
     @cached_property
     def settled_ns(self) -> dict[int, int]:
-        """Generation -> when all of its members had its group."""
+        """Generation -> the time in ns at which all of its members had its group."""
         return {record["generation"]: record.t_ns for record in self.of(Event.SETTLED)}
 
     @property
     def end_ns(self) -> int:
-        """When the job ended; else the run."""
-        ended = self.first(Event.JOB_ENDED)
-        return ended.t_ns if ended else self.run.ended_ns
+        """The end of the job in ns; if it was not recorded, the end of the run."""
+        end_record = self.first(Event.JOB_ENDED)
+        return end_record.t_ns if end_record else self.run.ended_ns
 
     @cached_property
     def commits(self) -> dict[tuple[int, int], list[Record]]:
-        """(Step, generation) -> the commits of its ranks."""
+        """(Step, generation) -> the commits of its ranks; empty for any other key.
+
+        Skipped batches are no commits.
+        """
         steps = self.history.steps.items()
-        found = {
-            (number, generation): one
+        commits = {
+            (number, generation): records
             for number, step in steps
-            for generation, one in step.commits.items()
+            for generation, records in step.commits.items()
         }
-        return defaultdict(list, found)
+        return defaultdict(list, commits)
 
     def holders(self, worker: str, before_ns: int) -> int:
-        """Ranks that held what ``worker`` held of a sharded state, in the last step that it committed before then."""
-        mine = [
+        """Return the number of ranks that held the same piece of a sharded state as ``worker``.
+
+        A piece is the part of the state that one rank holds. The last step counts that the worker
+        committed before ``before_ns``; 0 if there is none.
+        """
+        own_commits = [
             record
             for record in self.of(Event.COMMIT)
             if record.source == worker and record.t_ns < before_ns
         ]
-        if not mine:
+        if not own_commits:
             return 0
-        last = mine[-1]
+        last_commit = own_commits[-1]
         return sum(
-            one["piece"] == last["piece"] for one in self.commits[last["step"], last["generation"]]
+            commit["piece"] == last_commit["piece"]
+            for commit in self.commits[last_commit["step"], last_commit["generation"]]
         )
 
     @cached_property
     def has_replicas(self) -> bool:
-        """Whether some ranks held the same part of the state: all of it, where the job is not sharded."""
+        """True if some ranks held the same part of the state; always True without sharding."""
         if not self.config.job.sharded:
             return True
         return any(
-            len({one["piece"] for one in commits}) < len(commits)
+            len({commit["piece"] for commit in commits}) < len(commits)
             for commits in self.commits.values()
         )
 
-    def confirmed(self, *kinds: str) -> list[InjectionRecord]:
-        """The faults of these kinds that took effect."""
-        struck = [one for one in self.run.injections if one.fault.kind in kinds and not one.missed]
-        return [one for one in struck if one.effective_ns is not None]
+    def confirmed(self, *kinds: str) -> list[tuple[InjectionRecord, Struck]]:
+        """Return the faults of these kinds that took effect, each with its target.
+
+        Args:
+            kinds: the names of the kinds, such as ``Kill``.
+        """
+        return [
+            (injection, injection.target)
+            for injection in self.run.injections
+            if injection.fault.kind in kinds
+            and not injection.missed
+            and injection.effective_ns is not None
+            and injection.target is not None
+        ]
 
     def struck_by(self, worker: str) -> list[str]:
-        """Kinds of the faults that acted on ``worker``."""
-        hit = [
-            (one, one.target)
-            for one in self.run.injections
-            if one.target is not None and not one.missed
+        """Return the kinds of the faults that acted on ``worker``, such as ``Kill``.
+
+        A fault on a whole node counts only for the workers that its records name.
+        """
+        strikes = [
+            (injection, injection.target)
+            for injection in self.run.injections
+            if injection.target is not None and not injection.missed
         ]
-        return [one.fault.kind for one, target in hit if worker in target.claims]
+        return [injection.fault.kind for injection, target in strikes if worker in target.claims]
 
     @cached_property
     def _quiet_s(self) -> list[float]:
-        """Durations of the steps that no recovery fell into, the shortest first."""
+        """Durations in seconds of the steps without a recovery, the shortest first."""
         points = self.history.points(self.run.started_ns)
         return sorted(
             later.seconds
@@ -117,13 +148,16 @@ class RunTrace:
 
     @property
     def usual_step_s(self) -> float:
-        """Nine of ten quiet steps took no longer: one that waited for minutes is not usual."""
+        """The 90th percentile of steps without a recovery, in seconds; 0 without such steps."""
         quiet_s = self._quiet_s
         return quiet_s[len(quiet_s) * 9 // 10] if quiet_s else 0.0
 
     @cached_property
     def slowest_recovery_s(self) -> float:
-        """The longest time from a plan that interrupts a step to the first commit of its generation."""
+        """The longest time in seconds from a plan that interrupts a step to its first commit.
+
+        It is 0 without such a plan.
+        """
         first_ns: dict[int, int] = {}
         for record in self.of(Event.COMMIT):
             first_ns.setdefault(record["generation"], record.t_ns)
@@ -135,39 +169,44 @@ class RunTrace:
         )
 
     def steps_before(self, t_ns: int) -> int:
-        """How many steps were committed before this moment."""
+        """Return the number of steps that were committed before a time."""
         return len({record["step"] for record in self.of(Event.COMMIT) if record.t_ns < t_ns})
 
     def hang_limit_s(self, t_ns: int) -> float:
-        """How long a phase may last at this moment before its rank is suspected, whatever kind of phase it is.
+        """Return for how many seconds a phase may last at a time before its rank is suspected.
 
-        No phase is longer than its step, and suspects before this moment may each have doubled the limit.
+        It follows from all steps and recoveries of the run. No phase is longer than its step, and
+        each suspect before this time may have doubled the limit.
         """
-        suspects = sum(
+        suspect_count = sum(
             record["cause"] == HUNG and record.t_ns < t_ns for record in self.of(Event.DETECTED)
         )
-        young = 1 + YOUNG_STEPS / max(KNOWN_STEPS, self.steps_before(t_ns))
+        young_factor = 1 + YOUNG_STEPS / max(KNOWN_STEPS, self.steps_before(t_ns))
         allowance_s = max(self.config.hang_floor_ms / 1000, self.slowest_recovery_s)
-        learned_s = max(self._quiet_s, default=0.0) * young + FIRST_STEP_ALLOWANCES * allowance_s
-        return float(max(self.config.hang_steps * self.usual_step_s, learned_s) * 2**suspects)
+        learned_s = (
+            max(self._quiet_s, default=0.0) * young_factor + FIRST_STEP_ALLOWANCES * allowance_s
+        )
+        return float(max(self.config.hang_steps * self.usual_step_s, learned_s) * 2**suspect_count)
 
 
-#: What violates a property, in words; None: it says nothing about this run.
+#: Violations of a property in words, or None if the property does not apply to the run.
 Finding = list[str] | None
 
 
 @dataclass(frozen=True)
 class Property:
-    """One row of the table of partial failures.
+    """A row of the table of partial failures.
 
     Attributes:
-        number: of the row.
-        kind: safety must never be violated; liveness must come true within ``bound``.
-        name: of the check.
-        sentence: what holds.
-        find: what violates it in a run.
-        shown_by: the check of the judge that is the same thing, where there is one; then ``find`` is not asked.
-        bound: of liveness, and where it comes from.
+        number: the number of the row.
+        kind: a safety property must never be violated; a liveness property must come true within
+            ``bound``.
+        name: the name of the check.
+        sentence: the property in words.
+        find: returns its violations in a run, in words; None if it does not apply to the run.
+        shown_by: the check of the judge that is the same property, if any; then ``find`` is not
+            called.
+        bound: the time limit of a liveness property, and its origin.
     """
 
     number: int
@@ -180,10 +219,10 @@ class Property:
 
     @property
     def label(self) -> str:
-        """Short and unique, as ``9S``."""
+        """A short and unique name, such as ``9S``."""
         return f"{self.number}{self.kind[0].upper()}"
 
     @property
     def title(self) -> str:
-        """Name of the check in an outcome."""
+        """The name of the check in an outcome."""
         return self.shown_by or f"property {self.label}: {self.name}"

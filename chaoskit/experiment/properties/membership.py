@@ -1,4 +1,8 @@
-"""Properties of membership: generations, terms, strikes, budgets, replacements."""
+"""Properties of membership: generations, terms, strikes, budgets and replacements.
+
+-> experiment/properties/__init__.py turns the violations into checks.
+coordinator/membership/strikes.py: how the runtime counts strikes and failures.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +15,35 @@ from chaoskit.vocabulary import SUSPECTED_CAUSES, Event
 
 
 def convicts(trace: RunTrace) -> Finding:
-    """A rank that the job's own numbers convict is given up, however well its process and its node look."""
-    guilty = {record["worker"] for record in trace.of(Event.CORRUPT) if record["verdict"] == "rank"}
+    """Return each rank that the job's own numbers convicted and that was not given up.
+
+    The state of its process and node does not matter. The result is None if no rank was convicted.
+    """
+    convicted = {
+        record["worker"] for record in trace.of(Event.CORRUPT) if record["verdict"] == "rank"
+    }
     for record in trace.of(Event.ATTRIBUTED):
         if record["verdict"] == "rank":
-            ranks = {
+            workers_by_rank = {
                 rank: worker for worker, rank in trace.members.get(record["generation"], {}).items()
             }
-            guilty |= {ranks[rank] for rank in record["ranks"] if rank in ranks}
-    if not guilty:
+            convicted |= {
+                workers_by_rank[rank] for rank in record["ranks"] if rank in workers_by_rank
+            }
+    if not convicted:
         return None
     return [
-        f"{worker} was found guilty, and goes on"
-        for worker in sorted(guilty)
+        f"{worker} was convicted, but not given up"
+        for worker in sorted(convicted)
         if worker not in trace.lost_ns
     ]
 
 
 def generations(trace: RunTrace) -> Finding:
-    """Generations strictly increase, over all coordinators."""
+    """Return each generation that is not higher than the one before, over all coordinators.
+
+    The result is None without a plan.
+    """
     numbers = [plan["generation"] for plan in trace.of(Event.PLAN)]
     if not numbers:
         return None
@@ -41,102 +55,131 @@ def generations(trace: RunTrace) -> Finding:
 
 
 def terms(trace: RunTrace) -> Finding:
-    """Each coordinator has a higher term than the one before it, and knows of every generation of that."""
-    resumed, lost = trace.of(Event.RESUMED), trace.of(Event.RECORD_LOST)
-    if not resumed and not lost:
+    """Return each coordinator without a higher term, or without the generations before it.
+
+    Each loss of the coordinator's log is a violation, too, unless its pod was taken away. The
+    result is None if the run had one coordinator, and its log was not lost.
+    """
+    resumed_records, lost_log_records = trace.of(Event.RESUMED), trace.of(Event.RECORD_LOST)
+    if not resumed_records and not lost_log_records:
         return None
-    numbers = [1, *(record["term"] for record in resumed)]
-    found = [
+    term_numbers = [1, *(record["term"] for record in resumed_records)]
+    problems = [
         f"term {later} came after {earlier}"
-        for earlier, later in pairwise(numbers)
+        for earlier, later in pairwise(term_numbers)
         if later <= earlier
     ]
-    for record in resumed:
-        known = [plan["generation"] for plan in trace.of(Event.PLAN) if plan.t_ns < record.t_ns]
-        if record["generation"] < max(known, default=0):
-            found.append(
-                f"term {record['term']} began with generation {record['generation']} of {max(known)}"
+    for record in resumed_records:
+        earlier_generations = [
+            plan["generation"] for plan in trace.of(Event.PLAN) if plan.t_ns < record.t_ns
+        ]
+        if record["generation"] < max(earlier_generations, default=0):
+            problems.append(
+                f"term {record['term']} began with generation {record['generation']} of {max(earlier_generations)}"
             )
     if any(record["role"] == "coordinator" for record in trace.of(Event.POD_TAKEN)):
-        return found  # its pod was taken away, with what had not been copied of the record
-    return found + [f"the record was lost: {record['detail']}" for record in lost]
+        return problems  # the part of the record that had not been copied was lost with the pod
+    return problems + [
+        f"the coordinator's log was lost: {record['detail']}" for record in lost_log_records
+    ]
 
 
 def strikes(trace: RunTrace) -> Finding:
-    """A node with too many strikes within the window is set aside, and started no worker on until it is lost."""
+    """Return each node with too many strikes that was not set aside, or got a worker afterwards.
+
+    A node that was lost begins anew. A worker may be started there for another 10 s, and at any
+    time if no other node is left. The result is None if no node had so many strikes, and none was
+    set aside.
+    """
     limit, window_ns = trace.config.strikes_max, STRIKE_WINDOW_S * 1e9
-    struck: dict[tuple[str, int], list[int]] = defaultdict(list)
+    strike_times: dict[tuple[str, int], list[int]] = defaultdict(list)
     for record in trace.of(Event.DETECTED):
         # the loss of a node is one strike, however many workers were on it
         if record["cause"] != "node lost" and record.t_ns < trace.end_ns:
-            struck[_life(trace, record["worker"].rpartition(".")[0], record.t_ns)].append(
-                record.t_ns
-            )
-    aside = {
-        _life(trace, record["node"], record.t_ns): record.t_ns
+            strike_times[
+                _node_lifetime(trace, record["worker"].rpartition(".")[0], record.t_ns)
+            ].append(record.t_ns)
+    set_aside_ns = {
+        _node_lifetime(trace, record["node"], record.t_ns): record.t_ns
         for record in trace.of(Event.SET_ASIDE)
     }
-    due = [
-        life
-        for life, times in struck.items()
+    due_lifetimes = [
+        lifetime
+        for lifetime, times in strike_times.items()
         if limit
         and any(
-            last - first <= window_ns
-            for first, last in zip(times, times[limit - 1 :], strict=False)
+            last_ns - first_ns <= window_ns
+            for first_ns, last_ns in zip(times, times[limit - 1 :], strict=False)
         )
     ]
-    if not due and not aside:
+    if not due_lifetimes and not set_aside_ns:
         return None
-    found = [
-        f"{life[0]} has {limit} strikes, and is not set aside" for life in due if life not in aside
+    problems = [
+        f"{lifetime[0]} has {limit} strikes, and is not set aside"
+        for lifetime in due_lifetimes
+        if lifetime not in set_aside_ns
     ]
-    lost = {
+    lost_nodes = {
         record["worker"].rpartition(".")[0]
         for record in trace.of(Event.DETECTED)
         if record["cause"] == "node lost"
     }
-    others = (
-        {started.source for started in trace.of(Event.WORKER_STARTED)}
-        - {node for node, _ in aside}
-        - lost
+    other_nodes = (
+        {start_record.source for start_record in trace.of(Event.WORKER_STARTED)}
+        - {node for node, _ in set_aside_ns}
+        - lost_nodes
     )
     for record in trace.of(Event.WORKER_STARTED):
-        after_ns = aside.get(_life(trace, record.source, record.t_ns))
-        if after_ns is not None and record.t_ns > after_ns + SLACK_S * 1e9 and others:
-            found.append(f"{record['worker']} was started on {record.source}, which is set aside")
-    return found
+        after_ns = set_aside_ns.get(_node_lifetime(trace, record.source, record.t_ns))
+        if after_ns is not None and record.t_ns > after_ns + SLACK_S * 1e9 and other_nodes:
+            problems.append(
+                f"{record['worker']} was started on {record.source}, which is set aside"
+            )
+    return problems
 
 
-def _life(trace: RunTrace, node: str, t_ns: int) -> tuple[str, int]:
-    """What bears the name ``node`` at a time: the name, and how often the node was lost before. It may be replaced."""
+def _node_lifetime(trace: RunTrace, node: str, t_ns: int) -> tuple[str, int]:
+    """Return the name of a node and how often the node was lost before a time.
+
+    A lost node may be replaced under the same name.
+    """
     return node, sum(
         record["node"] == node and record.t_ns < t_ns for record in trace.of(Event.NODE_LOST)
     )
 
 
 def budget(trace: RunTrace) -> Finding:
-    """A job that has lost more workers than it may is not called a success."""
+    """Return a violation if a job ended well although it lost more workers than it may.
+
+    Workers count that were ready, and were not given up on suspicion. The result is None if none of
+    them was lost, or the end of the job was not recorded.
+    """
     ready = {record.source for record in trace.of(Event.READY)}
     suspected = {
         record["worker"]
         for record in trace.of(Event.DETECTED)
         if record["cause"] in SUSPECTED_CAUSES
     }
-    losses = {worker: t_ns for worker, t_ns in trace.lost_ns.items() if worker in ready - suspected}
-    lost = [worker for worker, t_ns in losses.items() if t_ns < trace.end_ns]
-    ended = trace.first(Event.JOB_ENDED)
-    if ended is None or not lost:
+    lost_ns = {
+        worker: t_ns for worker, t_ns in trace.lost_ns.items() if worker in ready - suspected
+    }
+    lost_workers = [worker for worker, t_ns in lost_ns.items() if t_ns < trace.end_ns]
+    end_record = trace.first(Event.JOB_ENDED)
+    if end_record is None or not lost_workers:
         return None
     limit = trace.config.max_failures
     return (
-        [f"{len(lost)} workers were lost, max_failures={limit}"]
-        if ended["ok"] and len(lost) > limit
+        [f"{len(lost_workers)} workers were lost, max_failures={limit}"]
+        if end_record["ok"] and len(lost_workers) > limit
         else []
     )
 
 
 def rehearsed(trace: RunTrace) -> Finding:
-    """A worker gets a rank only after it has shown that it can train a step."""
+    """Return each worker that got a rank before it had shown that it can train a step.
+
+    A worker shows that by its record ``ready``. The property applies to every run.
+    """
     ready_ns = {record.source: record.t_ns for record in trace.of(Event.READY)}
     return [
         f"{member['worker']} got rank {member['rank']} in generation {plan['generation']} before it was ready"
@@ -147,32 +190,46 @@ def rehearsed(trace: RunTrace) -> Finding:
 
 
 def second_replacement(trace: RunTrace) -> Finding:
-    """When a replacement fails, the next one is started within the pause that the failures in a row ask for."""
+    """Return each failed replacement after which no other worker was started in time.
+
+    The limit is the pause for the failures in a row so far. The result is None if no replacement
+    failed before it had a rank.
+    """
     ranked = {worker for members in trace.members.values() for worker in members}
-    failed = [record for record in trace.of(Event.DETECTED) if record["worker"] not in ranked]
-    started = [record.t_ns for record in trace.of(Event.WORKER_STARTED)]
-    if not failed:
+    failed_replacements = [
+        record for record in trace.of(Event.DETECTED) if record["worker"] not in ranked
+    ]
+    started_ns = [record.t_ns for record in trace.of(Event.WORKER_STARTED)]
+    if not failed_replacements:
         return None
-    found, ready_ns = [], [record.t_ns for record in trace.of(Event.READY)]
-    for place, record in enumerate(failed):
+    problems, ready_ns = [], [record.t_ns for record in trace.of(Event.READY)]
+    for position, record in enumerate(failed_replacements):
         last_ready_ns = max((t_ns for t_ns in ready_ns if t_ns < record.t_ns), default=0)
-        number = sum(
-            one.t_ns > last_ready_ns for one in failed[:place]
-        )  # of those in a row before it
-        pause_s = min(PAUSE_MAX_S, PAUSE_S * 2.0**number)
+        # failures in a row before this one
+        failures_before = sum(
+            earlier.t_ns > last_ready_ns for earlier in failed_replacements[:position]
+        )
+        pause_s = min(PAUSE_MAX_S, PAUSE_S * 2.0**failures_before)
         due_ns = record.t_ns + int((pause_s + SLACK_S) * 1e9)
-        if due_ns < trace.end_ns and not any(record.t_ns < t_ns <= due_ns for t_ns in started):
-            found.append(
+        if due_ns < trace.end_ns and not any(record.t_ns < t_ns <= due_ns for t_ns in started_ns):
+            problems.append(
                 f"no worker was started within {pause_s + SLACK_S:g} s after {record['worker']} had failed"
             )
-    return found
+    return problems
 
 
 def fingerprints(trace: RunTrace) -> Finding:
-    """All workers that ever had a rank compute with the same code, versions and numeric switches."""
-    marks = {record.source: record.get("fingerprint", "") for record in trace.of(Event.READY)}
+    """Return a violation if ranks had different code, versions or numeric switches.
+
+    The result is None if fewer than two workers were ready.
+    """
+    fingerprint_by_worker = {
+        record.source: record.get("fingerprint", "") for record in trace.of(Event.READY)
+    }
     ranked = {worker for members in trace.members.values() for worker in members}
-    different = {marks[worker] for worker in ranked if worker in marks}
-    if len(marks) < 2:
+    different = {
+        fingerprint_by_worker[worker] for worker in ranked if worker in fingerprint_by_worker
+    }
+    if len(fingerprint_by_worker) < 2:
         return None
     return [f"ranks had {len(different)} different fingerprints"] if len(different) > 1 else []

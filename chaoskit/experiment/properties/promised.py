@@ -1,27 +1,34 @@
-"""What is promised of time, in numbers of its own: another constant in the runtime moves no bound.
+"""Time bounds of the properties, as numbers of their own, so that a changed constant in the runtime
+moves no bound.
 
-``tests/unit/experiment/test_promised_bounds.py`` holds the settings of the runtime to them. What a bound has from the
-run itself is said in ``docs/properties.md``: a hang is measured by the steps and recoveries of that run.
+``tests/unit/experiment/test_promised_bounds.py`` compares the settings of the runtime with them. A
+bound may also depend on the run, as ``docs/properties.md`` says: the limit of a hang follows from
+its steps and recoveries.
+
+-> experiment/properties/base.py (hang_limit_s): that limit. coordinator/membership/limits.py: the
+runtime's own numbers.
 """
 
 from __future__ import annotations
 
-#: A rank follows a new membership.
+#: Time in which a rank follows a new membership.
 FOLLOW_S = 2.0
-#: Agents come to a coordinator that begins, or are given up.
+#: Time in which agents connect to a new coordinator; later they are given up.
 REATTACH_S = 2.0
-#: A node whose kernel acknowledges what it is sent may be silent.
+#: Longest silence of a node with a kernel that acknowledges messages.
 SLOW_AGENT_S = 1.0
-#: Members that are taking over the only state say that they have it.
+#: Time in which members that take over the only state report that they have it.
 HEALING_S = 2.0
-#: Nodes say which copies they can offer.
+#: Time in which nodes report the copies that they can offer.
 RECALL_S = 2.0
-#: A world that begins with copies waits for the next worker.
+#: Longest wait of a world that begins with copies for the next worker.
 GATHER_S = 0.25
-#: A replacement is started after the n-th failure in a row: the first pause, doubled each time, and the longest one.
+#: Pause before a replacement after a failure: the first one, doubled for each failure in a row, and
+#: the longest.
 PAUSE_S, PAUSE_MAX_S = 0.25, 30.0
-#: Losses of a node within so long are counted together.
+#: Losses of a node within this time are counted together.
 STRIKE_WINDOW_S = 60.0
-#: A phase may last ``1 + YOUNG_STEPS / steps`` times the longest one that was seen, over KNOWN_STEPS steps at least;
-#: and so many times what a recovery takes longer in the first step of a membership.
+#: A phase may last ``1 + YOUNG_STEPS / steps`` times the longest one so far, over at least
+#: KNOWN_STEPS steps. In the first step of a membership it may last longer by so many times the
+#: duration of a recovery.
 YOUNG_STEPS, KNOWN_STEPS, FIRST_STEP_ALLOWANCES = 20, 2, 4.0

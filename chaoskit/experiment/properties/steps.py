@@ -1,4 +1,8 @@
-"""Properties of what is committed: contributions, generations, samples, numbers, copies of the state."""
+"""Properties of commits: contributions, generations, samples, numbers and copies of the state.
+
+-> experiment/properties/__init__.py turns the violations into checks. runlog/history.py: the steps.
+experiment/judge/judge.py: lost steps, the ledger of samples, and equal results of all ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,93 +18,109 @@ from chaoskit.vocabulary import Event, Verdict
 
 
 def contributions(trace: RunTrace) -> Finding:
-    """Each commit had every shard, once, from members of its generation."""
-    found = []
+    """Return each commit that lacked a shard, or had one more than once.
+
+    The property applies to every run.
+    """
+    problems = []
     for (step, generation), commits in trace.commits.items():
-        given = trace.history.steps[step].contributions[generation].values()
-        shards = Counter(shard for record in given for shard in record["shards"])
-        wrong = [
+        contribution_records = trace.history.steps[step].contributions[generation].values()
+        shards = Counter(shard for record in contribution_records for shard in record["shards"])
+        wrong_shards = [
             shard
             for shard in range(trace.config.shards_of(step, commits[0]["world"]))
             if shards[shard] != 1
         ]
-        if wrong:
-            found.append(
-                f"step {step} was committed in generation {generation} without exactly one of shards {wrong}"
+        if wrong_shards:
+            problems.append(
+                f"step {step} was committed in generation {generation} without exactly one of shards {wrong_shards}"
             )
-    return found
+    return problems
 
 
 def fencing(trace: RunTrace) -> Finding:
-    """No worker contributes to a generation that it is no member of; none is committed in after a newer one settled.
+    """Return each contribution to a foreign generation, and each commit that came too late.
 
-    A commit that had all contributions before is the end of an old decision, whichever rank carries it out.
+    A commit is late if a newer generation has settled. A commit that had all contributions before
+    carries out an old decision, on any rank, and is allowed. The result is None if there was one
+    generation and no violation.
     """
-    found = [
+    problems = [
         f"{record.source} contributed to generation {record['generation']}, and is no member of it"
         for record in trace.of(Event.REDUCE)
-        if record["generation"]
-        in trace.members  # else its coordinator ended before it could write it down
+        if record["generation"] in trace.members  # else its coordinator wrote no plan
         and record.source not in trace.members[record["generation"]]
     ]
     if len(trace.members) < 2:
-        return found or None
+        return problems or None
     newer_ns = _newer_settled(trace)
     for record in trace.of(Event.COMMIT, Event.SKIP):
         settled_ns = newer_ns.get(record["generation"], math.inf)
         if record.t_ns > settled_ns and not _was_decided(trace, record, settled_ns):
-            found.append(
+            problems.append(
                 f"{record.source} committed step {record['step']} in generation {record['generation']}, late"
             )
-    return found
+    return problems
 
 
 def _newer_settled(trace: RunTrace) -> dict[int, float]:
-    """Generation -> when the first newer one had settled."""
+    """Return generation -> the time in ns at which the first newer one had settled.
+
+    The time is infinite if none did.
+    """
     generations = sorted(
         {*trace.settled_ns, *(generation for _, generation in trace.commits), *_skipping(trace)}
     )
-    found, first_ns = {}, math.inf
+    settled_ns, first_ns = {}, math.inf
     for generation in reversed(generations):
-        found[generation] = first_ns
+        settled_ns[generation] = first_ns
         first_ns = min(first_ns, trace.settled_ns.get(generation, math.inf))
-    return found
+    return settled_ns
 
 
 def _skipping(trace: RunTrace) -> set[int]:
+    """Return the generations that skipped a batch."""
     return {record["generation"] for record in trace.of(Event.SKIP)}
 
 
 def _was_decided(trace: RunTrace, commit: Record, before_ns: float) -> bool:
-    """Whether all members had contributed to the step of ``commit`` before that time."""
+    """Return whether all members had contributed to the step of ``commit`` before a time."""
     step, generation = commit["step"], commit["generation"]
-    given = {
+    contributors = {
         record.source
         for record in trace.history.steps[step].contributions[generation].values()
         if record.t_ns < before_ns
     }
-    return given.issuperset(trace.members.get(generation, {}))
+    return contributors.issuperset(trace.members.get(generation, {}))
 
 
 def one_copy(trace: RunTrace) -> Finding:
-    """All members of a generation that begin with copies begin with the same step."""
+    """Return each generation that began with copies of different steps.
+
+    The result is None if no generation began with copies.
+    """
     steps: dict[int, set[int]] = {}
     for record in _from_copies(trace):
         steps.setdefault(record["generation"], set()).add(record["step"])
-    mixed = [
-        f"generation {generation} began with copies of steps {sorted(found)}"
-        for generation, found in steps.items()
-        if len(found) > 1
+    problems = [
+        f"generation {generation} began with copies of steps {sorted(copied)}"
+        for generation, copied in steps.items()
+        if len(copied) > 1
     ]
-    return mixed if steps else None
+    return problems if steps else None
 
 
 def _from_copies(trace: RunTrace) -> list[Record]:
+    """Return the records of states that were restored from copies."""
     return [record for record in trace.of(Event.RESTORED) if " of " in record["source"]]
 
 
 def sealed_copies(trace: RunTrace) -> Finding:
-    """What is loaded from a copy has the checksum with which that step was sealed; never one that was found corrupt."""
+    """Return each restored copy with another checksum than those sealed for its step.
+
+    A seal is the record of a copy's checksum when the copy was complete. The result is None if no
+    copy was restored or set aside as damaged.
+    """
     if not _from_copies(trace) and not trace.of(Event.QUARANTINED):
         return None
     seals = {(record["step"], record["checksum"]) for record in trace.of(Event.SEALED)}
@@ -112,33 +132,38 @@ def sealed_copies(trace: RunTrace) -> Finding:
 
 
 def suspects(trace: RunTrace) -> Finding:
-    """A step in which a rank was convicted by all others is not committed in that generation."""
+    """Return each convicted rank that committed the step in which it was convicted.
+
+    The result is None if no rank was convicted.
+    """
     convicted = [record for record in trace.of(Event.CORRUPT) if record["verdict"] == "rank"]
     if not convicted:
         return None
-    found = []
+    problems = []
     for record in convicted:
         commits = trace.commits.get((record["step"], record["generation"]), [])
         if any(commit.source == record["worker"] for commit in commits):
-            found.append(
+            problems.append(
                 f"{record['worker']} was convicted in step {record['step']}, and committed it"
             )
-    return found
+    return problems
 
 
 def unexplained_losses(losses: Sequence[float | None], *, is_end_finite: bool) -> list[int]:
-    """Return the steps whose loss is not finite, where nothing shows that their gradients were.
+    """Return the steps with a non-finite loss that may have had a non-finite gradient.
 
-    Weights that took a NaN keep it, and so do all losses after it. So a later loss that is a number shows that the
-    gradient was finite, and so does a final state that is. Pure.
+    Weights that took a NaN keep it, and so do all losses after it. So a later finite loss, or a
+    finite final state, shows that the gradient was finite.
 
     Args:
-        losses: by step; None of one that was skipped.
-        is_end_finite: whether the state behind the last step is known to be finite.
+        losses: the loss of each step; None for a skipped one.
+        is_end_finite: the state after the last step is known to be finite.
     """
-    last = max((step for step, loss in enumerate(losses) if _is_number(loss)), default=-1)
-    odd = [step for step, loss in enumerate(losses) if loss is not None and not _is_number(loss)]
-    return [] if is_end_finite else [step for step in odd if step > last]
+    last_finite = max((step for step, loss in enumerate(losses) if _is_number(loss)), default=-1)
+    nonfinite_steps = [
+        step for step, loss in enumerate(losses) if loss is not None and not _is_number(loss)
+    ]
+    return [] if is_end_finite else [step for step in nonfinite_steps if step > last_finite]
 
 
 def _is_number(loss: float | None) -> bool:
@@ -146,52 +171,61 @@ def _is_number(loss: float | None) -> bool:
 
 
 def _ends_finite(trace: RunTrace, steps: int) -> bool:
-    """Return whether ranks have described the state behind the last of so many steps, and all of it is finite."""
+    """Return True if the state after the last step was described, finite and equal on all ranks."""
     state = described(trace.of(Event.STATE), steps)
     return check_finite(state).verdict == Verdict.PASSED
 
 
 def finite(trace: RunTrace) -> Finding:
-    """No step is committed whose gradient may not have been finite, and a bad batch is written down as skipped.
+    """Return each commit that may have a non-finite gradient, and each wrongly treated batch.
 
-    The loss may be NaN over a gradient that is finite, as of a shard whose labels are all ignored. See
-    :func:`unexplained_losses` for the evidence.
+    A bad batch must be recorded as skipped, and no other one.
+
+    A loss may be NaN although the gradient is finite, for example if all labels of a shard are
+    ignored. See :func:`unexplained_losses` for the evidence.
     """
-    found = []
+    problems = []
     losses = trace.history.losses()
     unexplained = set(unexplained_losses(losses, is_end_finite=_ends_finite(trace, len(losses))))
     for (step, _), commits in trace.commits.items():
         if all(_is_number(record["loss"]) for record in commits):
             continue
         if _is_number(losses[step]) or losses[step] is None:
-            found.append(
+            problems.append(
                 f"step {step} was committed with a loss that is not finite, and then with one that is"
             )
         elif step in unexplained:
-            found.append(
+            problems.append(
                 f"step {step} was committed with a loss that is not finite, as are all losses after it"
             )
-    skipped = {record["step"] for record in trace.of(Event.SKIP)}
-    suspects = defaultdict(set)
+    skipped_steps = {record["step"] for record in trace.of(Event.SKIP)}
+    suspected_shards = defaultdict(set)
     for record in trace.of(Event.NONFINITE):
-        suspects[record["step"]].update(record["shards"])
-    found += [
-        f"step {record['step']} was skipped for shards {odd}, which no rank has found bad"
+        suspected_shards[record["step"]].update(record["shards"])
+    problems += [
+        f"step {record['step']} was skipped for shards {unfounded_shards}, which no rank has found bad"
         for record in trace.of(Event.SKIP)
-        if (odd := sorted(set(record["shards"]) - suspects[record["step"]]))
+        if (unfounded_shards := sorted(set(record["shards"]) - suspected_shards[record["step"]]))
     ]
     attributed = trace.of(Event.ATTRIBUTED) if trace.config.nonfinite == "skip" else []
     for record in attributed:
         step = record["step"]
-        if record["verdict"] == "batch" and step in trace.history.steps and step not in skipped:
-            found.append(
-                f"the batch of step {step} was found bad, and is not written down as skipped"
+        if (
+            record["verdict"] == "batch"
+            and step in trace.history.steps
+            and step not in skipped_steps
+        ):
+            problems.append(
+                f"the batch of step {step} was found bad, but is not recorded as skipped"
             )
-    return found
+    return problems
 
 
 def inventory(trace: RunTrace) -> Finding:
-    """A rank that took over a state has all of it: in the end all ranks have the same, also of the optimizer."""
+    """Return a violation if ranks ended with different states after a restore.
+
+    The result is None if no state was restored, or fewer than two ranks finished.
+    """
     ends = trace.history.ends(trace.config)
     if len(ends) < 2 or not trace.of(Event.RESTORED):
         return None
@@ -200,107 +234,141 @@ def inventory(trace: RunTrace) -> Finding:
 
 
 def batch_size(trace: RunTrace) -> Finding:
-    """Every step has as many samples as the first one, at every world size; or a shard has, if batches follow it."""
+    """Return each step with another number of samples than the first one.
+
+    If batches follow the world, the samples of a shard are compared. The result is None if no step
+    was finished.
+    """
     sizes = {}
-    for number, step in trace.history.steps.items():
+    for step_number, step in trace.history.steps.items():
         samples = sum(
             len(record["samples"]) for record in step.contributions[step.generation].values()
         )
-        shards = trace.config.shards_of(number, step.finishers[0]["world"])
-        sizes[number] = (
-            samples * trace.config.named_shards / shards
-        )  # of the batch that the script names
+        shards = trace.config.shards_of(step_number, step.finishers[0]["world"])
+        # scaled to the batch that the script names
+        sizes[step_number] = samples * trace.config.named_shards / shards
     if not sizes:
         return None
-    first = sizes[min(sizes)]
+    first_size = sizes[min(sizes)]
     return [
-        f"step {number} has {size:g} samples instead of {first:g}"
-        for number, size in sizes.items()
-        if size != first
+        f"step {step_number} has {size:g} samples instead of {first_size:g}"
+        for step_number, size in sizes.items()
+        if size != first_size
     ]
 
 
 def epochs(trace: RunTrace) -> Finding:
-    """Within an epoch of a dataset no sample is dealt twice, and none that it does not have."""
+    """Return each step with samples dealt twice in an epoch, or beyond the size of the dataset.
+
+    The result is None if the size of no dataset is known. It is None, too, if the batch follows the
+    world and the run does not begin with step 0.
+    """
     follows, steps = trace.config.follow is not None, trace.history.steps
     if follows and min(steps, default=0):
-        return None  # how many samples came before is not known
-    dealt: dict[tuple[int, int], set[int]] = defaultdict(
-        set
-    )  # size of the dataset, epoch -> samples
-    found, before = [], 0
-    for number, step in steps.items():
+        return None  # the number of samples before is not known
+    # size of the dataset, epoch -> samples
+    dealt: dict[tuple[int, int], set[int]] = defaultdict(set)
+    problems, shards_before = [], 0
+    for step_number, step in steps.items():
         by_shard = _samples_by_shard(step)
-        first = (
-            before
+        first_shard = (
+            shards_before
             if follows
-            else number * trace.config.shards_of(number, step.finishers[0]["world"])
+            else step_number * trace.config.shards_of(step_number, step.finishers[0]["world"])
         )
-        before += len(by_shard)
-        for shard, (size, samples) in by_shard.items():
-            for epoch, part in _by_epoch((first + shard) * len(samples), samples, size):
-                known, count = dealt[size, epoch], len(dealt[size, epoch])
-                known.update(part)
-                if len(known) < count + len(part):
-                    found.append(f"step {number} has samples that epoch {epoch} has dealt before")
-                if part and not 0 <= min(part) <= max(part) < size:
-                    found.append(
-                        f"step {number} has samples that a dataset of {size} does not have"
+        shards_before += len(by_shard)
+        for shard, (dataset_size, samples) in by_shard.items():
+            for epoch, epoch_part in _by_epoch(
+                (first_shard + shard) * len(samples), samples, dataset_size
+            ):
+                epoch_samples, count_before = (
+                    dealt[dataset_size, epoch],
+                    len(dealt[dataset_size, epoch]),
+                )
+                epoch_samples.update(epoch_part)
+                if len(epoch_samples) < count_before + len(epoch_part):
+                    problems.append(
+                        f"step {step_number} has samples that epoch {epoch} has dealt before"
                     )
-    return found if dealt else None
+                if epoch_part and not 0 <= min(epoch_part) <= max(epoch_part) < dataset_size:
+                    problems.append(
+                        f"step {step_number} has samples that a dataset of {dataset_size} does not have"
+                    )
+    return problems if dealt else None
 
 
-def _by_epoch(place: int, samples: list[int], size: int) -> list[tuple[int, list[int]]]:
-    """The samples of one stretch by epoch; ``place``: of the first one, among all that are ever dealt."""
-    epoch, within = divmod(place, size)
-    here = size - within
+def _by_epoch(position: int, samples: list[int], dataset_size: int) -> list[tuple[int, list[int]]]:
+    """Return (epoch, samples) for the one or two epochs that consecutive samples belong to.
+
+    Args:
+        position: the position of the first sample among all that are ever dealt.
+        samples: the samples.
+        dataset_size: the size of the dataset.
+    """
+    epoch, offset = divmod(position, dataset_size)
+    left_in_epoch = dataset_size - offset
     return (
-        [(epoch, samples[:here]), (epoch + 1, samples[here:])]
-        if here < len(samples)
+        [(epoch, samples[:left_in_epoch]), (epoch + 1, samples[left_in_epoch:])]
+        if left_in_epoch < len(samples)
         else [(epoch, samples)]
     )
 
 
 def _samples_by_shard(step: Step) -> dict[int, tuple[int, list[int]]]:
-    """Shard -> the size of its dataset, and the samples that were trained of it."""
-    told = ((shard, record.get("dataset", 0), samples) for shard, samples, record in step.trained())
-    return {shard: (size, samples) for shard, size, samples in told if size}
+    """Return shard -> the size of its dataset and the samples that were trained.
+
+    Shards without a known dataset are left out.
+    """
+    trained = (
+        (shard, record.get("dataset", 0), samples) for shard, samples, record in step.trained()
+    )
+    return {
+        shard: (dataset_size, samples) for shard, dataset_size, samples in trained if dataset_size
+    }
 
 
 def boundaries(trace: RunTrace) -> Finding:
-    """A generation that only adds ranks begins after the last step of those before it: no step belongs to both."""
-    grown = [plan for plan in trace.of(Event.PLAN) if plan["generation"] > 1 and not plan["abort"]]
-    copies, found, seen = (
-        _from_copies(trace),
-        [],
-        False,
-    )  # a world that begins with a copy may have gone back
-    for plan in grown:
+    """Return each generation that only adds ranks and begins before the last step was over.
+
+    The result is None if no membership grew without a loss.
+    """
+    growing_plans = [
+        plan for plan in trace.of(Event.PLAN) if plan["generation"] > 1 and not plan["abort"]
+    ]
+    # a world that begins with a copy may repeat steps
+    copies, problems, applies = _from_copies(trace), [], False
+    for plan in growing_plans:
         generation = plan["generation"]
         settled_ns = trace.settled_ns.get(generation)
         if settled_ns is None or any(
             plan.t_ns < t_ns < settled_ns for t_ns in trace.lost_ns.values()
         ):
-            continue  # a loss came first: there was no boundary to wait for
-        seen = True
-        mine = {step for step, one in trace.commits if one == generation}
-        began = max(
+            continue  # a loss came first, so there was no boundary to wait for
+        applies = True
+        own_steps = {step for step, committed_in in trace.commits if committed_in == generation}
+        first_generation = max(
             (record["generation"] for record in copies if record["generation"] <= generation),
             default=0,
         )
-        before = {step for step, one in trace.commits if began <= one < generation}
-        if mine and before and min(mine) <= max(before):
-            found.append(
-                f"step {min(mine)} was committed by a grown world, and step {max(before)} by the one before"
+        earlier_steps = {
+            step
+            for step, committed_in in trace.commits
+            if first_generation <= committed_in < generation
+        }
+        if own_steps and earlier_steps and min(own_steps) <= max(earlier_steps):
+            problems.append(
+                f"step {min(own_steps)} was committed by a grown world, and step {max(earlier_steps)} by the one before"
             )
-    return found if seen else None
+    return problems if applies else None
 
 
 def committed_work(trace: RunTrace) -> Finding:
-    """As long as a rank that has committed a step goes on, the step is never computed again."""
-    if not trace.of(Event.DETECTED) or trace.of(
-        Event.ENTERED
-    ):  # of a sharded state no rank that goes on has all
+    """Return each step that was computed again beside a rank that had committed it.
+
+    The result is None if no rank was lost, or ranks restored pieces of a sharded state.
+    """
+    # no rank that goes on has all of a sharded state
+    if not trace.of(Event.DETECTED) or trace.of(Event.ENTERED):
         return None
     repeated = trace.history.repeated_beside_survivors()
     return [f"step {step} was committed, and computed again" for step in repeated]

@@ -1,1 +1,3 @@
-"""Plain PyTorch, with which a run is compared: its losses, its final state, and how far two right runs differ."""
+"""Comparison of a run with plain PyTorch: its losses, its final state, and the distance of correct
+runs.
+"""

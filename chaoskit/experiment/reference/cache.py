@@ -1,6 +1,9 @@
-"""Results that are kept on this machine for later sessions: where they lie, and what they depend on.
+"""Cache of results on this machine for later sessions, and the facts that they depend on.
 
-Where they cannot be written, they are kept in memory for this session.
+Results that cannot be written are kept in memory for this session.
+
+-> experiment/twin/twin.py (_key) and experiment/reference/plain_process.py (_key): when a cached
+result is used again.
 """
 
 from __future__ import annotations
@@ -19,16 +22,18 @@ from chaoskit.errors import BadInput
 from chaoskit.process.host_checks import user_directory
 from chaoskit.process.linux import cpu_model
 
-#: Names the directory below which results are kept.
+#: Environment variable with the directory below which results are kept.
 VARIABLE = "XDG_CACHE_HOME"
 
-_IN_MEMORY: dict[
-    Path, bytes
-] = {}  # results that could not be written, by the path that they should have
+# results that could not be written, by the path that they should have
+_IN_MEMORY: dict[Path, bytes] = {}
 
 
 def directory_of(kind: str) -> Path:
-    """Return the directory of results of one kind; below a file for a user without a home: it cannot be made."""
+    """Return the directory of results of one kind.
+
+    A user without a home directory gets a path below a file, where nothing can be written.
+    """
     try:
         return user_directory(VARIABLE, ".cache") / kind
     except BadInput:
@@ -36,23 +41,27 @@ def directory_of(kind: str) -> Path:
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Write a result for later sessions, or keep it for this one and say on stderr which variable helps."""
+    """Write a result for later sessions, or keep it in memory for this one and print a warning."""
     try:
         write_whole(path, data)
     except OSError as error:
         _IN_MEMORY[path] = data
-        _tell_not_kept(f"{path.parent}: {error.strerror}")
+        _warn_not_kept(f"{path.parent}: {error.strerror}")
 
 
 def kept(path: Path) -> bytes:
-    """Return what :func:`keep` has kept. Raises OSError where that is nothing."""
+    """Return a result that :func:`keep` has stored.
+
+    Raises:
+        OSError: if there is no such result.
+    """
     data = _IN_MEMORY.get(path)
     return path.read_bytes() if data is None else data
 
 
 @cache
-def _tell_not_kept(reason: str) -> None:
-    """Say once that a directory keeps nothing for later sessions."""
+def _warn_not_kept(reason: str) -> None:
+    """Warn, once for a reason, that nothing is kept for later sessions; name the remedy."""
     sys.stderr.write(
         f"chaoskit: unbroken runs are kept for this session only ({reason}): set {VARIABLE} to a directory "
         "that can be written\n"
@@ -60,7 +69,11 @@ def _tell_not_kept(reason: str) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that readers see whole or not at all."""
+    """Write a file, and its directory, so that readers see the whole of it or none.
+
+    Raises:
+        OSError: if it cannot be written; no part of it is left.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
     try:
@@ -73,10 +86,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Held by one process of the machine at a time: others that want the same result wait until it is there.
+    """Hold the lock of a result during a ``with`` block; other processes of the machine wait.
 
-    A record lock: forked children do not inherit it, and it ends with its process. Where there can be no lock, several
-    processes may make the same result.
+    It is a record lock: forked children do not inherit it, and it ends with its process. If the
+    lock cannot be taken, several processes may make the same result.
     """
     with ExitStack() as opened:
         with suppress(OSError):
@@ -87,11 +100,14 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def machine_facts() -> str:
-    """What numbers depend on beside their code: torch, all that is installed, Python, the processor."""
+    """Return, as text to be compared, what computed numbers depend on beside the code of the job.
+
+    These are the versions of Python and of all packages, and the processor.
+    """
     return repr((version("torch"), _installed(), platform.python_version(), cpu_model()))
 
 
 def _installed() -> list[str]:
-    """Names and versions of all distributions, as their folders bear them: a job may compute with any of them."""
-    folders = (path for entry in {*sys.path} for path in Path(entry).glob("*.*-info"))
+    """Return names and versions of all installed packages, any of which a job may use."""
+    folders = (path for folder in {*sys.path} for path in Path(folder).glob("*.*-info"))
     return sorted({path.name for path in folders})

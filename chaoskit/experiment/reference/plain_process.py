@@ -1,4 +1,8 @@
-"""The process that trains a job in plain PyTorch: what it is asked, and what it answered before."""
+"""The process that trains a job in plain PyTorch: its request, its time limit, and the cache of its
+answers.
+
+-> plain.py: the training itself. experiment/reference/reference.py and floor.py: what is asked.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,10 @@ _TIMEOUT_S = 300.0
 
 
 def out_of_reach(experiment: Experiment) -> str:
-    """Return why plain PyTorch cannot train the job as a run does, as far as the plan tells; empty if it can."""
+    """Return why plain PyTorch cannot train the job as the run does; empty if it can.
+
+    Only reasons in the plan are known.
+    """
     config = experiment.config
     if config.device != "cpu":
         return f"kernels of {config.device} may round otherwise in another process"
@@ -46,33 +53,34 @@ def out_of_reach(experiment: Experiment) -> str:
 
 
 def samples_of(history: History, steps: int, experiment: Experiment) -> list[list[list[int]]]:
-    """Return step -> shard -> samples, of the first steps up to one that is missing, or skipped for a fault.
+    """Return the samples of the first steps, by step and shard.
 
-    Plain PyTorch skips what is bad by itself; of a batch that a fault has spoilt it does not know.
+    They end before a step that is missing, lacks a shard, or was skipped for a fault. Plain PyTorch
+    skips bad batches by itself, but does not know which batch a fault has spoilt.
     """
     is_spoilt = any(isinstance(fault, BadBatch) for fault in experiment.faults)
-    found = []
+    samples = []
     for number in range(steps):
         step = history.steps.get(number)
         if step is None or (step.skipped and is_spoilt) or not (shards := _by_shard(step)):
             break
-        found.append(shards)
-    return found
+        samples.append(shards)
+    return samples
 
 
-def trained(experiment: Experiment, samples: list[list[list[int]]]) -> str:
-    """Return which run an answer is of, wherever its job lies: BLAKE2b of options, seed and samples."""
+def inputs_digest(experiment: Experiment, samples: list[list[list[int]]]) -> str:
+    """Return the BLAKE2b digest of options, seed and samples, which identifies a run."""
     job = experiment.config.job
-    told = (job.function, sorted(job.options.items()), experiment.config.seed, samples)
-    return hashlib.blake2b(msgspec.json.encode(told), digest_size=16).hexdigest()
+    inputs = (job.function, sorted(job.options.items()), experiment.config.seed, samples)
+    return hashlib.blake2b(msgspec.json.encode(inputs), digest_size=16).hexdigest()
 
 
 def _by_shard(step: Step) -> list[list[int]]:
-    """What each shard of a step held; empty if the journals do not tell it of all."""
-    found = {shard: samples for shard, samples, _ in step.trained()}
+    """Return the samples of each shard of a step; empty if the journals do not hold all shards."""
+    shards = {shard: samples for shard, samples, _ in step.trained()}
     return (
-        [found[shard] for shard in sorted(found)]
-        if sorted(found) == list(range(len(found)))
+        [shards[shard] for shard in sorted(shards)]
+        if sorted(shards) == list(range(len(shards)))
         else []
     )
 
@@ -80,17 +88,20 @@ def _by_shard(step: Step) -> list[list[int]]:
 def ask(
     request: Request, directory: Path, name: str, undo: UndoLog, *, timeout_s: float = _TIMEOUT_S
 ) -> PlainAnswer:
-    """Return the answer; of an earlier process where code, options, samples and machine are the same.
+    """Return the answer of the process, from the cache if all of its inputs are the same.
 
-    One that took too long has no run id.
+    A process that takes too long gives an answer without a run id and with a reason, which is not
+    cached.
 
     Args:
-        directory: where the request and the log of the process stay.
-        name: of the two files, and of the folder in which answers are kept.
-        undo: gets the entry that ends the process if this one cannot.
+        request: the job, its samples and the orders of summation.
+        directory: receives the request and the log of the process.
+        name: the name of these two files, and of the cache.
+        undo: receives the entry that ends the process if this one is killed.
+        timeout_s: the time limit of the process, in seconds.
 
     Raises:
-        HarnessError: if the process does not answer.
+        HarnessError: if the process fails, or gives no answer that can be read.
     """
     path = directory_of(f"{name}s") / f"{_key(request)}.json"
     with locked(path):
@@ -98,7 +109,8 @@ def ask(
             answer = msgspec.json.decode(kept(path), type=PlainAnswer)
         except (OSError, msgspec.MsgspecError):
             answer = _run(request, directory, name, undo, timeout_s)
-            if answer.run_id:  # else the process had no time, as on a machine that is busy now
+            # without a run id the process ran out of time: another try may succeed
+            if answer.run_id:
                 keep(path, msgspec.json.encode(answer))
     return answer
 
@@ -106,6 +118,11 @@ def ask(
 def _run(
     request: Request, directory: Path, name: str, undo: UndoLog, timeout_s: float
 ) -> PlainAnswer:
+    """Run the process and return its answer; after a timeout, an answer with that reason.
+
+    Raises:
+        HarnessError: if the process fails or gives no answer; its log is named.
+    """
     source = directory / f"{name}-request.json"
     write_whole(source, msgspec.json.encode(request))
     with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=directory) as scratch:
@@ -126,27 +143,32 @@ def _run(
 def _train(
     command: list[str], scratch: str, log: IO[bytes], undo: UndoLog, timeout_s: float
 ) -> None:
-    """Run the process, which ends with this one."""
-    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    environment = {**os.environ, **threads, "TMPDIR": scratch}
+    """Run the process to its end; it is killed if this process ends before.
+
+    Raises:
+        TimeoutExpired: if the process takes too long; it is killed.
+        CalledProcessError: if the process fails.
+    """
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, **one_thread, "TMPDIR": scratch}
     with subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
-        planned: Undo | None = None
+        undo_entry: Undo | None = None
         try:
-            planned = undo.plan(KillEntry(process.pid, start_ticks(process.pid)))
+            undo_entry = undo.plan(KillEntry(process.pid, start_ticks(process.pid)))
             status = process.wait(timeout_s)
         except BaseException:
             process.kill()
             raise
         finally:
             process.wait()
-            if planned is not None:
-                planned.done()
+            if undo_entry is not None:
+                undo_entry.done()
     if status:
         raise subprocess.CalledProcessError(status, command)
 
 
 def _key(request: Request) -> str:
-    """Changes with the request, the job's folder, the process's own code, what is installed, and the machine."""
+    """Return a key that changes with the request, the code, the packages and the machine."""
     package = Path(next(iter(chaoskit.__path__)))
     digest = hashlib.sha256(msgspec.json.encode(request))
     digest.update(machine_facts().encode())

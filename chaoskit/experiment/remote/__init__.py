@@ -1,5 +1,6 @@
-"""Experiments on another machine: a process there, the *driver*, executes them. A supervisor has started it.
+"""Experiments on another machine, executed there by a process called the *driver*, which a
+supervisor has started.
 
-Only the stream of that supervisor leads there. The plan and the code that it names go through it, journals and logs
-come back as they are written, and the verdict is given here.
+The stream of that supervisor is the only connection. The plan and the code that it names are sent
+over it. Journals and logs come back as they are written. The verdict is computed here.
 """

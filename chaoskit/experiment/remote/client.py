@@ -1,4 +1,9 @@
-"""The client's side: plans and code go to a driver, journals and logs come back."""
+"""The client of a driver: send it plans and code, and receive journals and logs.
+
+-> experiment/remote/driver.py: the other end. substrate/kubernetes/driver_pod.py: the pod in which
+it runs. substrate/supervisor/resumable_stream.py: a connection that is interrupted.
+substrate/supervisor/files.py: how journals and logs come back.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +22,24 @@ from typing import Protocol
 import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.experiment.injection.follow import Watch
-from chaoskit.experiment.plan.command_plan import CommandExperiment
+from chaoskit.experiment.injection.command_follower import FaultStruck, LogRead
+from chaoskit.experiment.injection.job_follower import Watch
+from chaoskit.experiment.plan.command_plan import CommandExperiment, needed_directories
 from chaoskit.experiment.plan.plan import Experiment
 from chaoskit.experiment.plan.planfile import Planned, encode
 from chaoskit.experiment.remote.messages import (
     AskAble,
-    DoErrand,
     DriverDone,
     DriverFailed,
     DriverSpec,
     DriverTold,
     DriverWatched,
-    EndErrand,
-    ErrandDone,
     ExecutePlan,
+    ExternalCommandDone,
     FromDriver,
     Order,
+    RunExternalCommand,
+    UndoExternalCommand,
     pieces,
 )
 from chaoskit.experiment.run.command_run import CommandRun, load_command_run
@@ -42,9 +48,10 @@ from chaoskit.experiment.twin.twin import SessionTwins
 from chaoskit.faults import CATALOGUE
 from chaoskit.faults.base import Fault
 from chaoskit.process.linux import current_test
+from chaoskit.substrate.cluster.node_files import copied_directories
 from chaoskit.substrate.core.actions import Action
 from chaoskit.substrate.core.demand import RunDemand
-from chaoskit.substrate.core.external_commands import ErrandsHere
+from chaoskit.substrate.core.external_commands import LocalCommands
 from chaoskit.substrate.core.processes import Process
 from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
 from chaoskit.substrate.supervisor.messages import LineClosed, LineData, Program
@@ -57,102 +64,127 @@ from chaoskit.wire.messages import AnyMessage, InjectionReport
 
 _ENTRY = "chaoskit.experiment.remote.driver:run_driver"
 _SHOWN_LINES = 20
-_PLAN_BYTES_MAX = (
-    2**16
-)  # it goes in two forms on a line, which holds about 200 KiB that are not read at once
-_ENDS_S = 10.0  # that a driver has to put back what it has broken
+# a plan is sent in two forms on a line, which holds about 200 KiB of unread data
+_PLAN_BYTES_MAX = 2**16
+_ENDS_S = 10.0  # time of a driver to undo its faults
 _decode = frames.decoder(FromDriver)
-_decode_watched = frames.decoder(AnyMessage | InjectionReport)
+_decode_watched = frames.decoder(AnyMessage | InjectionReport | LogRead | FaultStruck)
 
 
 class DriverPlace(Protocol):
-    """Where a driver runs.
+    """A place where a driver can run.
 
     Attributes:
-        substrate: from which it takes nodes, by name. files: directory there for what belongs to runs.
+        substrate: the name of the substrate from which the driver takes nodes.
+        files: the directory there for the files of runs.
     """
 
     substrate: str
     files: Path
 
     def require(self, demand: RunDemand) -> None:
-        """Refuse a run that cannot take place there, before anything is made. Raises BadInput, HarnessError."""
+        """Raise BadInput or HarnessError if a run cannot take place there; make nothing."""
 
     def open(self, undo: UndoLog) -> SupervisorLink:
-        """A supervisor there, which lasts as long as its stream. Raises BadInput, HarnessError.
+        """Start a supervisor there and return the link to it. The supervisor ends with its stream.
 
-        ``undo``: takes what must be put back if this process is killed.
+        Args:
+            undo: receives the entries that clean up if this process is killed.
+
+        Raises:
+            BadInput, HarnessError: if the supervisor cannot be started.
         """
 
     def do(self, name: str, machine: str) -> Callable[[], None]:
-        """Do what has this name to a machine there, from here. Gives what puts it back. Raises HarnessError."""
+        """Run an external command on a machine there, and return the function that undoes it.
+
+        Raises:
+            HarnessError: if the command fails.
+        """
 
     def explain_end(self) -> str:
-        """Return what has ended it from outside, in words; "" if nothing shows that."""
+        """Return in words what has ended the place from outside; "" if that is not known."""
 
     def close(self) -> None:
-        """End everything there."""
+        """End all processes of the place."""
 
 
 class Conversation:
-    """What a driver says on its line, which it opens when it starts."""
+    """The messages of a driver on its line, which the driver opens when it starts.
+
+    Attributes:
+        line: the number of the line; None until the driver has opened it.
+        answers: the messages that were not handled yet, the oldest first.
+    """
 
     def __init__(self) -> None:
         self.line: int | None = None
         self.answers = deque[FromDriver]()
-        self._splitter = frames.Splitter(_decode)
+        self._splitter = frames.FrameSplitter(_decode)
 
     def opened(self, line: int) -> None:
-        self.line = (
-            line if self.line is None else self.line
-        )  # no process but the first is the driver
+        """Store the line of the first process that connects, and ignore all others."""
+        # the first process to connect is the driver
+        self.line = line if self.line is None else self.line
 
-    def said(self, line: int, data: bytes) -> None:
+    def received(self, line: int, data: bytes) -> None:
+        """Add the messages in data from the driver's line to :attr:`answers`."""
         if line == self.line:
             self.answers.extend(self._splitter.feed(data))
 
     def closed(self, line: int) -> None:
-        """Do nothing: the supervisor says that the driver has ended."""
+        """Do nothing: the supervisor reports the end of the driver."""
 
 
 class RemoteHost:
-    """A driver, and the supervisor that starts it when it is first needed.
+    """A driver on another machine, and the supervisor that starts it when it is first needed.
 
     Args:
-        tell: shows people a line, such as what is waited for.
+        place: the place where the driver runs.
+        tell: shows a line to the user, for example about a wait.
 
     Attributes:
-        driver: its process, as its supervisor knows it; None before it is needed.
+        name, undo, twins: as for :class:`chaoskit.experiment.remote.host.ExperimentHost`.
+        driver: the process of the driver, as its supervisor knows it; None before it is needed.
     """
 
     def __init__(self, place: DriverPlace, tell: Callable[[str], None]) -> None:
-        sweep()  # what runs that were killed have left behind
+        sweep()  # undoes the effects of runs that were killed
         self.name, self.undo = place.substrate, UndoLog()
         self._place, self._tell = place, tell
-        self._numbers = itertools.count(1)
+        self._run_numbers = itertools.count(1)
         self._directory, _ = temporary_directory("driver", self.undo)
-        self._modules: tuple[
-            str, ...
-        ] = ()  # directories of users' own faults, which the driver has imported
-        self._stored: dict[
-            str, Path
-        ] = {}  # digest of a directory that has travelled -> the directory
-        self.twins = SessionTwins(self._here)
+        # directories of users' fault classes, which the driver has imported
+        self._imported_modules: tuple[str, ...] = ()
+        # digest of a directory that was sent to the driver -> the directory
+        self._sent_directories: dict[str, Path] = {}
+        self.twins = SessionTwins(self._local_path)
         self._link: SupervisorLink | None = None
         self.driver: Process | None = None
         self._conversation = Conversation()
-        self._errands = ErrandsHere(place.do)
+        self._external_commands = LocalCommands(place.do)
 
     def require(self, demand: RunDemand) -> None:
+        """Raise BadInput or HarnessError if a run cannot take place there; make nothing."""
         self._place.require(demand)
 
     def reach(self) -> None:
-        self._reached()
+        """Start the supervisor and the driver if necessary.
 
-    # -- what is asked of it --------------------------------------------------------------------------------------
+        Raises:
+            BadInput, HarnessError: if they cannot be started.
+        """
+        self._connect()
+
+    # -- orders ------------------------------------------------------------------------------------
 
     def why_not(self, action: type[Action]) -> str:
-        return self._ask(self._reached(), AskAble(kind_name(action)))
+        """Ask the driver why an action cannot be done to its nodes; return "" if it can.
+
+        Raises:
+            BadInput, HarnessError: if the driver cannot be started, or does not answer.
+        """
+        return self._ask(self._connect(), AskAble(kind_name(action)))
 
     def execute(
         self,
@@ -163,50 +195,92 @@ class RemoteHost:
         port: int,
         twin_id: str,
     ) -> RawRun:
+        """Run a job on the driver, fetch its journals into ``directory`` and return its records.
+
+        Raises:
+            BadInput: if the plan is too large, or the driver or the job refuses it.
+            HarnessError: if chaoskit failed, or the driver ended.
+        """
         self._execute(experiment, directory, watch, twin_id, port)
         return load_run(directory, experiment)
 
     def execute_command(
         self, experiment: CommandExperiment, directory: Path, *, watch: Watch | None, twin_id: str
     ) -> CommandRun:
+        """Run a command on the driver, fetch its journals and logs, and return its records.
+
+        Raises:
+            BadInput: if the plan is too large, or the driver refuses it.
+            HarnessError: if chaoskit failed, or the driver ended.
+        """
         self._execute(experiment, directory, watch, twin_id)
         return load_command_run(directory, experiment)
 
     def _execute(
         self, experiment: Planned, directory: Path, watch: Watch | None, twin_id: str, port: int = 0
     ) -> None:
-        # a folder for each run: directories of several sessions have the same names
-        there = self._place.files / "runs" / f"{next(self._numbers):03d}" / directory.name
+        """Send a plan to the driver, execute it there and fetch the records of the run.
+
+        They are also fetched if the run fails. A driver with other fault classes is restarted.
+
+        Raises:
+            BadInput: if the plan is too large, or the driver refuses it.
+            HarnessError: if chaoskit failed, or the driver ended.
+        """
+        # one folder for each run: directories of several sessions may have the same name
+        remote_directory = (
+            self._place.files / "runs" / f"{next(self._run_numbers):03d}" / directory.name
+        )
         saved = encode(experiment)
         if len(saved) > _PLAN_BYTES_MAX:
             raise BadInput(
                 "faults",
                 f"{len(saved)} bytes",
-                f"plan fewer: {_PLAN_BYTES_MAX} bytes of a plan travel",
+                f"plan fewer: a plan may have {_PLAN_BYTES_MAX} bytes",
             )
-        link = self._reached()
-        plan = encode(self._seen_there(link, experiment))
+        copied = (
+            copied_directories(needed_directories(experiment))
+            if isinstance(experiment, CommandExperiment)
+            else []
+        )
+        link = self._connect()
+        plan = encode(self._with_remote_job(link, experiment))
+        copies = {
+            str(path): str(self._store(link, path, "working_directory", directory.parent))
+            for path in copied
+        }
         modules = tuple(str(self._store(link, root)) for root in roots_of(experiment.faults))
-        if (
-            modules and modules != self._modules
-        ):  # one that has imported them once would not do it again
+        # a driver does not import changed modules a second time
+        if modules and modules != self._imported_modules:
             self._end_driver(link)
-            link, self._modules = self._reached(), modules
-        link.ship(there, directory, "")
+            link, self._imported_modules = self._connect(), modules
+        link.ship(remote_directory, directory, "")
         is_watched = watch is not None
         order = ExecutePlan(
-            str(there), plan, saved, modules, port, twin_id, is_watched, current_test()
+            str(remote_directory),
+            plan,
+            saved,
+            modules,
+            port,
+            twin_id,
+            is_watched,
+            current_test(),
+            copies,
         )
         try:
             self._ask(link, order, watch)
         except BaseException:
-            with contextlib.suppress(HarnessError):  # as far as it was written, for people
-                link.settle(there)
+            with contextlib.suppress(HarnessError):  # fetch the records so far, for the user
+                link.settle(remote_directory)
             raise
-        link.settle(there)
+        link.settle(remote_directory)
 
-    def _seen_there(self, link: SupervisorLink, experiment: Planned) -> Planned:
-        """The same, with the job's file where it is there."""
+    def _with_remote_job(self, link: SupervisorLink, experiment: Planned) -> Planned:
+        """Send the folder of the job's file; return the experiment with the file's path there.
+
+        A command, and a job of an installed package, are returned as they are: the paths of a
+        command are those of the user's machine, also in its records.
+        """
         if isinstance(experiment, CommandExperiment) or experiment.config.job.is_installed:
             return experiment
         job = experiment.config.job
@@ -214,34 +288,66 @@ class RemoteHost:
         config = msgspec.structs.replace(experiment.config, job=job)
         return replace(experiment, config=config)
 
-    def _store(self, link: SupervisorLink, directory: Path) -> Path:
-        source, there = Source(directory), self._place.files / "source"
-        link.store(source, there)
-        self._stored[source.digest] = directory
-        return there / source.digest
+    def _store(
+        self,
+        link: SupervisorLink,
+        directory: Path,
+        field: str = "job",
+        without: Path | None = None,
+    ) -> Path:
+        """Send a directory to the driver's machine, unless it is there, and return its path.
 
-    def _here(self, path: str) -> Path:
-        """Where a file that has travelled is here."""
+        Raises BadInput, which names ``field``, if the directory is too large or cannot be read.
+
+        Args:
+            without: a directory below it that is not sent; None for none.
+        """
+        source, folder = Source(directory, field, without), self._place.files / "source"
+        link.store(source, folder)
+        self._sent_directories[source.digest] = directory
+        return folder / source.digest
+
+    def _local_path(self, path: str) -> Path:
+        """Return the local path of a file that was sent to the driver's machine.
+
+        Any other path is returned as it is.
+        """
         parts = Path(path).parts
-        at = next((at for at, part in enumerate(parts) if part in self._stored), None)
-        return Path(path) if at is None else self._stored[parts[at]].joinpath(*parts[at + 1 :])
+        position = next(
+            (position for position, part in enumerate(parts) if part in self._sent_directories),
+            None,
+        )
+        return (
+            Path(path)
+            if position is None
+            else self._sent_directories[parts[position]].joinpath(*parts[position + 1 :])
+        )
 
-    # -- the driver -----------------------------------------------------------------------------------------------
+    # -- the driver --------------------------------------------------------------------------------
 
-    def _reached(self) -> SupervisorLink:
-        """The supervisor of a driver that takes orders. Raises BadInput, HarnessError."""
+    def _connect(self) -> SupervisorLink:
+        """Return the link to the supervisor of a driver that takes orders; start them if necessary.
+
+        Raises:
+            BadInput, HarnessError: if they cannot be started.
+        """
         if self._link is not None and not _serves(self._link):
             self._link.close()
             self._place.close()
             self._link = self.driver = None
         if self._link is None:
-            self.twins.clear()  # it may be another processor
-            self._link = self._opened()
+            self.twins.clear()  # the new machine may have another processor
+            self._link = self._open_link()
         if self.driver is None or self.driver.pid in self._link.exits:
             self.driver = self._start(self._link)
         return self._link
 
-    def _opened(self) -> SupervisorLink:
+    def _open_link(self) -> SupervisorLink:
+        """Start a supervisor and return the link to it once it is ready.
+
+        Raises:
+            BadInput, HarnessError: if it cannot be started; nothing of it is left.
+        """
         link = self._place.open(self.undo)
         try:
             if link.await_ready():
@@ -253,104 +359,132 @@ class RemoteHost:
             raise
 
     def _start(self, link: SupervisorLink) -> Process:
-        home = self._place.files / "driver"
+        """Start the driver and return its process."""
+        driver_directory = self._place.files / "driver"
         self._conversation = Conversation()
-        link.open_door(self._conversation, home / "door")
-        link.ship(home, self._directory, "")
-        spec = DriverSpec(self._place.substrate, str(home / "door"))
-        return link.start(Program(_ENTRY, msgspec.json.encode(spec), "driver", str(home)))
+        link.open_door(self._conversation, driver_directory / "door")
+        link.ship(driver_directory, self._directory, "")
+        spec = DriverSpec(self._place.substrate, str(driver_directory / "door"))
+        return link.start(
+            Program(_ENTRY, msgspec.json.encode(spec), "driver", str(driver_directory))
+        )
 
     def _ask(self, link: SupervisorLink, order: Order, watch: Watch | None = None) -> str:
-        """Have the driver carry out an order. Gives what was asked for.
+        """Send an order to the driver and return the value of its answer.
+
+        The effects of external commands that still last are undone. If no answer comes, the driver
+        is killed; the next order starts another one.
 
         Raises:
-            BadInput, HarnessError: as the driver did; and if it ended.
+            BadInput, HarnessError: the error of the driver; HarnessError also if it ended.
         """
         try:
-            answer = self._carried_out(link, order, watch)
+            answer = self._answer_of(link, order, watch)
         except BaseException:
-            self._end_driver(link)  # what it does would be in the way of the next order
+            self._end_driver(link)  # an unfinished order would disturb the next one
             raise
         finally:
-            self._errands.settle()
+            self._external_commands.settle()
         if isinstance(answer, DriverDone):
             return answer.value
         if answer.field:
             raise BadInput(answer.field, answer.value, answer.reason)
-        why = self._place.explain_end() if not link.is_open() or link.leaves else ""
+        end_reason = self._place.explain_end() if not link.is_open() or link.leaves else ""
         raise HarnessError(
-            f"{answer.reason}; the session has ended: {why}" if why else answer.reason
+            f"{answer.reason}; the session has ended: {end_reason}" if end_reason else answer.reason
         )
 
-    def _carried_out(
+    def _answer_of(
         self, link: SupervisorLink, order: Order, watch: Watch | None
     ) -> DriverDone | DriverFailed:
+        """Send an order, handle the driver's messages and return its answer.
+
+        Meanwhile lines are shown, messages of the run go to ``watch``, and external commands are
+        run and undone.
+
+        Raises:
+            HarnessError: if the driver ends before.
+        """
         conversation = self._conversation
-        self._hear(link, lambda: conversation.line is not None)
+        self._wait_until(link, lambda: conversation.line is not None)
         for piece in pieces(order):
-            link.tell(LineData(conversation.line or 0, piece))
+            link.notify(LineData(conversation.line or 0, piece))
         while True:
-            self._hear(link, lambda: bool(conversation.answers))
+            self._wait_until(link, lambda: bool(conversation.answers))
             match answer := conversation.answers.popleft():
                 case DriverTold(text):
                     self._tell(text)
                 case DriverWatched(frame):
-                    for message in frames.Splitter(_decode_watched).feed(frame):
+                    for message in frames.FrameSplitter(_decode_watched).feed(frame):
                         if watch is not None:
                             watch(message)
-                case DoErrand(number, name, machine, lasts_s):
-                    self._do(link, number, name, machine, math.inf if lasts_s is None else lasts_s)
-                case EndErrand(number):
-                    self._errands.end(number)
+                case RunExternalCommand(number, name, machine, lasts_s):
+                    self._run_external_command(
+                        link, number, name, machine, math.inf if lasts_s is None else lasts_s
+                    )
+                case UndoExternalCommand(number):
+                    self._external_commands.end(number)
                 case DriverDone() | DriverFailed():
                     return answer
 
-    def _do(
+    def _run_external_command(
         self, link: SupervisorLink, number: int, name: str, machine: str, lasts_s: float
     ) -> None:
-        failure = self._errands.do(number, name, machine, lasts_s)
-        done = ErrandDone(number, failure)
-        link.tell(LineData(self._conversation.line or 0, frames.encode(done)))
+        """Run an external command for the driver, and send the driver its end or its failure."""
+        failure = self._external_commands.do(number, name, machine, lasts_s)
+        end_report = ExternalCommandDone(number, failure)
+        link.notify(LineData(self._conversation.line or 0, frames.encode(end_report)))
 
-    def _hear(self, link: SupervisorLink, condition: Callable[[], bool]) -> None:
-        """Wait until a condition is met. Raises HarnessError if the driver ends before."""
-        assert self.driver is not None
+    def _wait_until(self, link: SupervisorLink, condition: Callable[[], bool]) -> None:
+        """Wait until a condition is met.
+
+        Raises:
+            HarnessError: if the driver ends before.
+        """
+        if self.driver is None:
+            raise self._driver_lost(link)
         pid = self.driver.pid
         if not link.hear_until(lambda: condition() or pid in link.exits) or not condition():
-            raise self._lost(link)
+            raise self._driver_lost(link)
 
-    def _lost(self, link: SupervisorLink) -> HarnessError:
+    def _driver_lost(self, link: SupervisorLink) -> HarnessError:
+        """Return the error of a driver that has ended, with the end of its log or the reason."""
         if not link.is_open() or link.leaves:
-            gone = "the driver of the run was told to go"
+            loss_in_words = "the driver of the run was told to end"
             if not link.is_open():
-                gone = f"{link.name} is gone, and with it the driver of the run"
-            why = self._place.explain_end()
-            return SupervisorGone(f"{gone}: {why}" if why else gone)
+                loss_in_words = f"{link.name} has ended, and with it the driver of the run"
+            end_reason = self._place.explain_end()
+            return SupervisorGone(f"{loss_in_words}: {end_reason}" if end_reason else loss_in_words)
         log = self._directory / "log" / "driver.log"
         lines = (
             log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:] if log.is_file() else []
         )
-        return HarnessError("\n".join(["the driver of the run ended; its last words:", *lines]))
+        return HarnessError("\n".join(["the driver of the run ended; the end of its log:", *lines]))
 
     def _end_driver(self, link: SupervisorLink) -> None:
+        """Kill the driver, through its supervisor; the next order starts another one."""
         driver, self.driver = self.driver, None
-        with contextlib.suppress(HarnessError):  # its supervisor is gone, and has ended it
+        # the supervisor is gone, and the driver ended with it
+        with contextlib.suppress(HarnessError):
             if driver is not None:
                 link.finish(link.begin_end([driver], 0.0))
 
-    def _dismiss_driver(self, link: SupervisorLink) -> None:
-        """Hang up: it ends by itself, and leaves nothing."""
+    def _disconnect_driver(self, link: SupervisorLink) -> None:
+        """Close the line of the driver and wait for its end.
+
+        The driver then undoes all faults.
+        """
         driver, line = self.driver, self._conversation.line
         if driver is not None and line is not None:
             with contextlib.suppress(HarnessError):
-                link.tell(LineClosed(line))
+                link.notify(LineClosed(line))
                 link.hear_until(lambda: driver.pid in link.exits, _ENDS_S)
 
     def close(self) -> None:
-        """End the driver, and all that it has started."""
+        """End the driver and all processes that it has started, and remove its local directory."""
         try:
             if self._link is not None:
-                self._dismiss_driver(self._link)
+                self._disconnect_driver(self._link)
                 self._link.close()
             self._place.close()
         finally:
@@ -359,29 +493,41 @@ class RemoteHost:
 
 
 def _serves(link: SupervisorLink) -> bool:
-    """Whether a supervisor is there still, and stays. What passes on its stream may learn of its end later than others:
-    it is asked, and the answer is waited for as long as a stream may be interrupted."""
+    """Return whether a supervisor still runs and will stay.
+
+    A proxy on the stream may notice its end late. So the supervisor is pinged, and may answer as
+    long as a stream may be interrupted.
+    """
     return link.is_open() and link.await_sign(link.ask_alive(), PATIENCE_S) and not link.leaves
 
 
 def roots_of(faults: Iterable[Fault]) -> list[Path]:
-    """Directories from which the modules of users' own faults are imported. Installed ones must be there, too."""
+    """Return the directories from which the modules of users' fault classes are imported.
+
+    Returns:
+        Each directory once, without those of installed modules, which must be installed on the
+        driver's machine, too.
+
+    Raises:
+        BadInput: if a module was not imported by its own name.
+    """
     roots = dict[Path, None]()
     installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
-    for kind in {type(fault): None for fault in faults if type(fault) not in CATALOGUE}:
-        module = sys.modules.get(kind.__module__)
+    for fault_class in {type(fault): None for fault in faults if type(fault) not in CATALOGUE}:
+        module = sys.modules.get(fault_class.__module__)
         if module is None or not getattr(module, "__file__", None):
             continue
         path = Path(str(module.__file__)).resolve()
-        if not any(path.is_relative_to(one) for one in installed):
-            named = Path(
-                *kind.__module__.split("."), *(["__init__"] if path.stem == "__init__" else [])
+        if not any(path.is_relative_to(root) for root in installed):
+            module_path = Path(
+                *fault_class.__module__.split("."),
+                *(["__init__"] if path.stem == "__init__" else []),
             )
-            if path.with_suffix("").parts[-len(named.parts) :] != named.parts:
+            if path.with_suffix("").parts[-len(module_path.parts) :] != module_path.parts:
                 raise BadInput(
                     "faults",
-                    kind.__name__,
-                    f"import it as a module of its own: {path} is not {named}.py",
+                    fault_class.__name__,
+                    f"import it as a module of its own: {path} is not {module_path}.py",
                 )
-            roots[path.parents[len(named.parts) - 1]] = None
+            roots[path.parents[len(module_path.parts) - 1]] = None
     return list(roots)

@@ -1,4 +1,8 @@
-"""The driver: the process that executes plans, on the machine where their runs take place."""
+"""The driver: the process that executes plans on the machine where their runs take place.
+
+-> experiment/remote/client.py starts it, sends the orders and judges the runs.
+experiment/remote/client_line.py: its connection.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,13 @@ from chaoskit.wire.messages import Message
 
 
 def run_driver(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
-    """The life of a driver, by the arguments of a :class:`DriverSpec`, as a program of a supervisor."""
+    """Run a driver until its client disconnects, as a program of a supervisor.
+
+    Args:
+        arguments: a :class:`DriverSpec` as JSON.
+        sockets: not used.
+        parent_pid: the supervisor; the driver ends with it.
+    """
     spec = msgspec.json.decode(arguments, type=DriverSpec)
     die_with_parent(parent_pid)
     set_name("ck-driver")
@@ -56,55 +66,69 @@ def run_driver(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: i
 
 
 class Driver:
-    """Carries out orders, one after the other, with a substrate that it makes for the first one and then keeps.
+    """Carry out orders one after the other, on a substrate that is made for the first one.
 
     Args:
-        client: is told what happens meanwhile, and does errands.
+        substrate: the name of the substrate.
+        client: receives the messages of the driver, and runs external commands.
     """
 
     def __init__(self, substrate: str, client: ClientLine) -> None:
-        self._name, self._client = substrate, client
+        self._substrate_name, self._client = substrate, client
         self._host: LocalHost | None = None
         self._substrate: SupervisedSubstrate | None = None
 
-    def _made(self) -> LocalHost:
+    def _host_of_runs(self) -> LocalHost:
+        """Return the host with the substrate, which is made on the first call."""
         if self._host is None:
-            substrate = registry.make(self._name)
+            substrate = registry.make(self._substrate_name)
             if isinstance(substrate, SupervisedSubstrate):
                 substrate.tell = lambda line: self._client.say(DriverTold(line))
-                substrate.errands = self._client
+                substrate.external_commands = self._client
                 self._substrate = substrate
             self._host = LocalHost(substrate)
         return self._host
 
     def close(self) -> None:
-        """End what its runs have left warm."""
+        """Close the substrate, with the processes that its runs have kept warm."""
         if self._host is not None:
             self._host.close()
 
     def carry_out(self, order: Order) -> DriverDone | DriverFailed:
-        """Do what is ordered. Gives what was asked for, or why it could not be done."""
+        """Carry out an order and return the answer; an error is returned as DriverFailed."""
         try:
             match order:
                 case AskAble(action):
-                    module, _, kind = action.partition(":")
-                    return DriverDone(self._made().why_not(getattr(import_module(module), kind)))
+                    module, _, class_name = action.partition(":")
+                    return DriverDone(
+                        self._host_of_runs().why_not(getattr(import_module(module), class_name))
+                    )
                 case ExecutePlan():
-                    host = self._made()
+                    host = self._host_of_runs()
                     if self._substrate is not None:
-                        self._substrate.test = order.test
+                        self._substrate.test, self._substrate.copies = order.test, order.copies
                     _execute(order, host, self._client.say)
             return DriverDone()
         except BadInput as error:
             return DriverFailed(error.remedy, error.field, str(error.value))
         except ChaoskitError as error:
             return DriverFailed(str(error))
-        except Exception as error:  # noqa: BLE001 - it is told there
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            return DriverFailed(f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})")
+        except Exception as error:  # noqa: BLE001 - the client receives the error
+            last_frame = traceback.extract_tb(error.__traceback__)[-1]
+            return DriverFailed(
+                f"{type(error).__name__}: {error} ({last_frame.filename}:{last_frame.lineno})"
+            )
 
 
-def _execute(order: ExecutePlan, host: LocalHost, tell: Callable[[FromDriver], None]) -> None:
+def _execute(order: ExecutePlan, host: LocalHost, send: Callable[[FromDriver], None]) -> None:
+    """Write the plan of an order into the run's directory and execute it.
+
+    The messages of the run go to ``send`` if the client wants them. For a job these are messages of
+    its coordinator, workers and checkpoint daemons; those made in this process are dropped.
+
+    Raises:
+        ChaoskitError: the error of the run, or of a plan that cannot be read here.
+    """
     sys.path.extend(module for module in order.modules if module not in sys.path)
     directory = Path(order.run_directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -113,7 +137,7 @@ def _execute(order: ExecutePlan, host: LocalHost, tell: Callable[[FromDriver], N
 
     def watch(message: Any) -> None:
         if order.watched and isinstance(message, Message):
-            tell(DriverWatched(frames.encode(message)))
+            send(DriverWatched(frames.encode(message)))
 
     began_s = time.monotonic()
     _log(f"run {directory.name} begins")

@@ -1,4 +1,9 @@
-"""What executes experiments: this process, or a driver that a stream leads to (:mod:`chaoskit.experiment.remote`)."""
+"""Hosts that execute experiments: this process, or a driver on another machine
+(:mod:`chaoskit.experiment.remote`).
+
+-> experiment/remote/client.py: the host with a driver. experiment/harness.py: what a host is asked
+to run.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from chaoskit.experiment.injection.follow import Watch
+from chaoskit.experiment.injection.job_follower import Watch
 from chaoskit.experiment.plan.command_plan import CommandExperiment
 from chaoskit.experiment.plan.plan import Experiment
 from chaoskit.experiment.run.command_run import CommandRun, execute_command
@@ -22,11 +27,13 @@ from chaoskit.substrate.undo import UndoLog
 
 @runtime_checkable
 class ExperimentHost(Protocol):
-    """Executes experiments. When it has, all that was written down of them is in the run's directory here.
+    """Executor of experiments.
+
+    Afterwards all records of a run are in its directory on this machine.
 
     Attributes:
-        name: of the substrate from which nodes come there.
-        undo: what must be put back here if this process is killed.
+        name: the name of the substrate that nodes come from.
+        undo: receives the entries that clean up if this process is killed.
     """
 
     name: str
@@ -34,16 +41,27 @@ class ExperimentHost(Protocol):
 
     @property
     def twins(self) -> TwinCache | SessionTwins:
-        """Unbroken runs on the same machines: their numbers depend on the processor."""
+        """The cache of unbroken runs on the same machines.
+
+        Their numbers depend on the processor.
+        """
 
     def require(self, demand: RunDemand) -> None:
-        """Refuse a run that cannot take place there, before anything of it is made. Raises BadInput, HarnessError."""
+        """Raise BadInput or HarnessError if a run cannot take place there; make nothing."""
 
     def reach(self) -> None:
-        """Have what executes the next run, so that :attr:`twins` are of the same machines. Raises HarnessError."""
+        """Connect to the executor of the next run, so that :attr:`twins` are of the same machines.
+
+        Raises:
+            BadInput, HarnessError: if it cannot be reached.
+        """
 
     def why_not(self, action: type[Action]) -> str:
-        """Why an action of this kind cannot be done to nodes there; "" if it can."""
+        """Return why an action of this kind cannot be done to nodes there; "" if it can.
+
+        Raises:
+            BadInput, HarnessError: if the executor cannot be reached.
+        """
 
     def execute(
         self,
@@ -54,19 +72,37 @@ class ExperimentHost(Protocol):
         port: int,
         twin_id: str,
     ) -> RawRun:
-        """Run a job; see :func:`chaoskit.experiment.run.run.execute`."""
+        """Run a job and return its records.
+
+        The arguments are those of :func:`chaoskit.experiment.run.run.execute`; ``watch`` may be
+        None.
+
+        Raises:
+            BadInput: if the plan or the job's input is refused.
+            HarnessError: if chaoskit itself failed, or the code of a fault.
+            JournalFull: if ``directory`` has no room for the harness's journal.
+        """
 
     def execute_command(
         self, experiment: CommandExperiment, directory: Path, *, watch: Watch | None, twin_id: str
     ) -> CommandRun:
-        """Run a command; see :func:`chaoskit.experiment.run.command_run.execute_command`."""
+        """Run a command and return its records.
+
+        See :func:`chaoskit.experiment.run.command_run.execute_command` for the arguments;
+        ``watch`` may be None.
+
+        Raises:
+            BadInput: if the plan or the input of a fault is refused.
+            HarnessError: if chaoskit itself failed, or the code of a fault.
+            JournalFull: if ``directory`` has no room for the harness's journal.
+        """
 
     def close(self) -> None:
-        """End everything that it has started."""
+        """End all processes that the host has started."""
 
 
 class LocalHost:
-    """This process, with nodes of a substrate."""
+    """Host that executes experiments in this process, with nodes of a substrate."""
 
     def __init__(self, substrate: Substrate) -> None:
         self._substrate = substrate
@@ -74,12 +110,14 @@ class LocalHost:
         self.twins = SessionTwins() if getattr(substrate, "is_elsewhere", False) else TwinCache()
 
     def require(self, demand: RunDemand) -> None:
+        """Raise BadInput or HarnessError if the substrate cannot hold a run."""
         self._substrate.require(demand)
 
     def reach(self) -> None:
-        """It is this process."""
+        """Do nothing: the executor is this process."""
 
     def why_not(self, action: type[Action]) -> str:
+        """Return why this kind of action cannot be done to the substrate's nodes; "" if it can."""
         return self._substrate.why_not(action)
 
     def execute(
@@ -91,6 +129,10 @@ class LocalHost:
         port: int,
         twin_id: str,
     ) -> RawRun:
+        """Run a job from this process and return its records.
+
+        See :func:`chaoskit.experiment.run.run.execute` for the errors.
+        """
         return execute(
             experiment,
             self._substrate,
@@ -103,16 +145,21 @@ class LocalHost:
     def execute_command(
         self, experiment: CommandExperiment, directory: Path, *, watch: Watch | None, twin_id: str
     ) -> CommandRun:
+        """Run a command from this process and return its records.
+
+        See :func:`chaoskit.experiment.run.command_run.execute_command` for the errors.
+        """
         return execute_command(
             experiment, self._substrate, directory, watch=watch or _ignore, twin_id=twin_id
         )
 
     def close(self) -> None:
+        """Close the substrate."""
         self._substrate.close()
 
 
 def demand_of(experiment: Experiment | CommandExperiment) -> RunDemand:
-    """Return the part of a plan that a host is asked about."""
+    """Return the part of a plan that a host must be able to provide."""
     actions = frozenset(action for fault in experiment.faults for action in fault.needs)
     if isinstance(experiment, CommandExperiment):
         return RunDemand(experiment.nodes, actions=actions, command=tuple(experiment.command))
@@ -122,12 +169,19 @@ def demand_of(experiment: Experiment | CommandExperiment) -> RunDemand:
 
 
 def make_host(name: str, *, docker_image: str = "") -> ExperimentHost:
-    """A host with nodes of the substrate of that name; see :func:`chaoskit.substrate.registry.make`.
+    """Return a host with nodes of the substrate of that name.
 
-    On Kubernetes it is a pod of its own, unless this process is in the cluster: pods must reach what drives their runs.
+    The names are those of :func:`chaoskit.substrate.registry.make`.
+
+    On Kubernetes the host is a pod of its own, unless this process is in the cluster: pods must
+    reach the driver of their run.
+
+    Args:
+        name: the name of the substrate, or ``module:factory``.
+        docker_image: an image with chaoskit for the substrate ``docker``; "" for the default.
 
     Raises:
-        BadInput: if there is none, or this machine cannot have it.
+        BadInput: if there is no such substrate, or this machine cannot have it.
     """
     if name == registry.KUBERNETES:
         from chaoskit.experiment.remote.client import RemoteHost
@@ -137,9 +191,9 @@ def make_host(name: str, *, docker_image: str = "") -> ExperimentHost:
         options = KubernetesOptions.from_environment(os.environ)
         if options.has_driver:
             return RemoteHost(DriverPod(options, tell_on_stderr), tell_on_stderr)
-    made = registry.make(name, docker_image=docker_image)
-    return made if isinstance(made, ExperimentHost) else LocalHost(made)
+    host = registry.make(name, docker_image=docker_image)
+    return host if isinstance(host, ExperimentHost) else LocalHost(host)
 
 
 def _ignore(message: Any) -> None:
-    """Drop the message."""
+    """Drop a message."""

@@ -1,1 +1,3 @@
-"""One run of an experiment, of a job or of a command: started, followed, ended, and read back from its records."""
+"""Runs of experiments with a job or a command: started, followed, ended, and read from their
+records.
+"""

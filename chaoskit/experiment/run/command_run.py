@@ -1,4 +1,10 @@
-"""Runs one experiment with a command: starts it on every node, follows it while it is broken, ends everything."""
+"""Run of one experiment with a command: start it on every node, follow it while faults strike it,
+end all of its processes.
+
+-> experiment/injection/command_follower.py: what happens between start and end.
+stacks/command.py: placeholders of the command. substrate/cluster/command_runner.py: the process
+that starts it on a node. experiment/judge/command_judge.py: the verdict.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +20,44 @@ from typing import Any
 
 from chaoskit.errors import FaultBroken
 from chaoskit.experiment.injection.command_follower import GOOD, CommandFollower
-from chaoskit.experiment.plan.command_plan import CommandExperiment
-from chaoskit.faults.target import Exit
+from chaoskit.experiment.plan.command_plan import CommandExperiment, needed_directories
+from chaoskit.experiment.run.disruptions import disturbing_pods
+from chaoskit.faults.target import ProcessExit
 from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals
 from chaoskit.process.linux import start_ticks
 from chaoskit.runlog.injected import InjectionRecord, injections
-from chaoskit.stacks.command import Place, arguments, environment
-from chaoskit.stacks.log import Line
-from chaoskit.substrate.core.base import CommandCluster, Needs, Substrate
+from chaoskit.stacks.command import CommandNode, arguments, environment, path_on_node
+from chaoskit.stacks.log import CommandLogLine
+from chaoskit.substrate.core.base import CommandCluster, Substrate
 from chaoskit.vocabulary import Event, RunEnd
 
-#: Below a run's directory: what ``{run_dir}`` names.
-STATE = "state"
-#: Below a run's directory: what the commands print, by node.
+#: Name of the directory with the output of each node, below the directory of a run.
 LOGS = "log"
 
 
 @dataclass
 class CommandRun:
-    """What a run left behind, before it is judged. All times are CLOCK_MONOTONIC in ns.
+    """The records of a run of a command, before it is judged. All times are CLOCK_MONOTONIC in ns.
 
     Attributes:
-        started: the harness's word on the begin of the run; None where that is missing.
-        reason: why the run was over, of :class:`chaoskit.vocabulary.RunEnd`; "" where that is missing.
-        exits: how the command ended, by node; without those that the harness ended at the deadline, or stalled.
-        lines_read: of all logs; example: the first that shows no step; odd: what a pattern took for a number.
-        unread: how many lines show the number of a step in a form that cannot be read.
-        unread_last: how many of these came after the last line whose step was read.
-        drawn: how many lines with a step were drawn over by the next line.
-        harness_lost: it wrote no end, or failed: what the run would have shown is not known.
+        experiment: the plan of the run.
+        directory: the directory with the journals and logs.
+        started: the harness's record of the start of the run, or None if it is missing.
+        started_ns: the start of the run; 0 if its record is missing.
+        ended_ns: the end of the run; of a run that wrote none, the time of its last record; 0 if
+            there is no record at all.
+        reason: the reason for the end of the run, of :class:`chaoskit.vocabulary.RunEnd`; "" if it
+            is missing.
+        exits: node -> the end of its command, as the harness recorded it. Commands that the harness
+            ended, at the deadline or because they stalled, are left out.
+        lines_read: the number of lines read, over all logs.
+        example: the first line that shows no step.
+        odd: the first text that the step pattern matched and that is no number.
+        unread: the number of lines with a step in a form that cannot be read.
+        unread_last: the number of such lines after the last line with a readable step.
+        drawn: the number of lines with a step that were overwritten by the next line.
+        harness_lost: the harness wrote no end, or failed, so what the run would have shown is not
+            known.
     """
 
     experiment: CommandExperiment
@@ -51,7 +66,7 @@ class CommandRun:
     started_ns: int
     ended_ns: int
     reason: str
-    exits: dict[str, Exit]
+    exits: dict[str, ProcessExit]
     lines_read: int
     example: str
     odd: str
@@ -62,39 +77,42 @@ class CommandRun:
 
     @property
     def deadline_passed(self) -> bool:
-        """Return whether the run was ended because it took too long."""
+        """True if the run was ended because it took too long."""
         return self.reason == RunEnd.DEADLINE
 
     @property
     def has_stalled(self) -> bool:
-        """Return whether the run was ended because its log showed no step for too long."""
+        """True if the run was ended because its log showed no step for too long."""
         return self.reason == RunEnd.STALLED
 
     @property
     def substrate(self) -> str:
-        """Where its nodes came from, by name; "" where that is not known."""
+        """The name of the substrate of the nodes; "" if it is not known."""
         return str(self.started["substrate"]) if self.started is not None else ""
 
     @property
     def run_id(self) -> str:
-        """Which run it is; "" where that is not known."""
+        """The id of the run; "" if it is not known."""
         return str(self.started["run_id"]) if self.started is not None else ""
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
-        """Its nodes, by number; where the harness does not name them, those that have written anything."""
+        """The names of the nodes, by number.
+
+        Without a record of the start, these are the nodes with a journal or a known end.
+        """
         if self.started is not None:
             return tuple(self.started["names"])
-        written = [
+        written_nodes = [
             file.source
             for file in self.coverage.values()
-            if any(one.role == "warden" for one in file.writers)
+            if any(writer.role == "warden" for writer in file.writers)
         ]
-        return tuple(sorted({*written, *self.exits}))
+        return tuple(sorted({*written_nodes, *self.exits}))
 
     @cached_property
     def commands(self) -> dict[str, Record]:
-        """What each node says of the command that it started."""
+        """Node -> its record of the command that it started."""
         return {
             record.source: record
             for record in self.records
@@ -103,29 +121,35 @@ class CommandRun:
 
     @cached_property
     def journals(self) -> Journals:
-        """What all processes wrote down."""
+        """The journals of all processes."""
         return load_journals(self.directory / "journal")
 
     @cached_property
     def records(self) -> list[Record]:
-        """Every journal record, by time."""
+        """The records of all journals, by time."""
         return self.journals.records
 
     @cached_property
+    def disturbing_pods(self) -> list[Record]:
+        """The records of pods that something other than the run took away before its end."""
+        taken_pods = [record for record in self.records if record.event == Event.POD_TAKEN]
+        return disturbing_pods(taken_pods, self.ended_ns, standbys_until_ns=0)
+
+    @cached_property
     def injections(self) -> list[InjectionRecord]:
-        """What came of each planned fault."""
+        """The result of each planned fault."""
         return injections(self.experiment.faults, self.records)
 
     @property
     def coverage(self) -> Mapping[str, FileCoverage]:
-        """How much of each journal could be read, by source: what is missing cannot be judged."""
+        """The readable part of each journal, by source. Missing records cannot be judged."""
         return self.journals.files
 
     @cached_property
-    def lines(self) -> list[Line]:
-        """What the logs show, from the harness's journal, in the order in which it was read."""
+    def lines(self) -> list[CommandLogLine]:
+        """The log lines with a step or a loss, in the order in which the harness read them."""
         return [
-            Line(record.t_ns, record["node"], record["step"], record["loss"])
+            CommandLogLine(record.t_ns, record["node"], record["step"], record["loss"])
             for record in self.records
             if record.event == Event.LOGGED
         ]
@@ -139,29 +163,34 @@ def execute_command(
     watch: Callable[[Any], None] = lambda message: None,
     twin_id: str = "",
 ) -> CommandRun:
-    """Run ``experiment`` and leave nothing of it running, whatever happens.
+    """Run ``experiment`` and return its records; all processes are ended, also after an error.
 
     Args:
-        directory: for journals, logs and what the command itself keeps; created.
-        twin_id: run id of the unbroken run with which it will be compared; "" for none.
-        watch: is shown what the logs show, some times a second.
+        experiment: the plan of the run.
+        substrate: provides the nodes.
+        directory: the directory for journals, logs and the command's own files, which is created.
+        watch: receives the newest step and loss of the logs some times a second, and each fault
+            that strikes.
+        twin_id: the run id of the unbroken run to compare with; "" for none.
 
     Raises:
-        HarnessError: if chaoskit itself failed.
+        BadInput: if a fault refuses its input.
+        HarnessError: if chaoskit itself failed, or the code of a fault (:class:`FaultBroken`).
+        JournalFull: if ``directory`` has no room for the harness's journal.
     """
     directory = directory.resolve()
-    (directory / STATE).mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     journal = Journal(directory / "journal", "harness", role="harness")
-    cluster = substrate.bare(experiment.nodes, directory, _needs(experiment))
-    started_ns = time.monotonic_ns()  # what a cold supervisor takes does not count
-    told = {"substrate": substrate.name, "names": cluster.nodes, "twin": twin_id}
-    _write_start(journal, experiment, started_ns, told)
+    cluster = substrate.bare(experiment.nodes, directory, needed_directories(experiment))
+    started_ns = time.monotonic_ns()  # the start of a supervisor does not count
+    setup_fields = {"substrate": substrate.name, "names": cluster.nodes, "twin": twin_id}
+    _write_start(journal, experiment, started_ns, setup_fields)
     follower = CommandFollower(experiment, cluster, directory, journal, substrate.undo, watch)
     runner = asyncio.Runner()
-    over, failure = False, ""
+    has_ended, failure = False, ""
     try:
-        _start(experiment, cluster, directory / STATE)
-        over = runner.run(follower.follow(started_ns / 1e9 + experiment.deadline_s))
+        _start(experiment, cluster)
+        has_ended = runner.run(follower.follow(started_ns / 1e9 + experiment.deadline_s))
     except BaseException as error:
         failure = (
             str(error) if isinstance(error, FaultBroken) else f"{type(error).__name__}: {error}"
@@ -176,104 +205,115 @@ def execute_command(
                 with runner:
                     runner.run(follower.close())
             finally:
-                follower.tell_missed()
-                ok = over and set(follower.exits.values()) == {GOOD}
+                follower.record_missed()
+                is_ok = has_ended and set(follower.exits.values()) == {GOOD}
                 reader = follower.reader
-                logs = {"lines": reader.lines, "example": reader.example, "odd": reader.odd}
-                logs |= {
+                log_counts = {"lines": reader.lines, "example": reader.example, "odd": reader.odd}
+                log_counts |= {
                     "unread": reader.unread,
                     "unread_last": reader.unread_last,
                     "drawn": reader.drawn,
                 }
-                end: dict[str, Any] = {
-                    "ok": ok,
+                end_fields: dict[str, Any] = {
+                    "ok": is_ok,
                     "detail": failure,
                     "exits": follower.exits,
-                    "logs": logs,
+                    "logs": log_counts,
                 }
-                journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, **end)
+                journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, **end_fields)
                 journal.close(follower.run_end)
     return load_command_run(directory, experiment)
 
 
 def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandRun:
-    """A run as its journals tell it."""
+    """Return a run of a command from its journals alone; missing records give defaults."""
     journals = load_journals(directory / "journal")
-    started = [record for record in journals.records if record.event == Event.STARTED]
-    ended = [record for record in journals.records if record.event == Event.RUN_ENDED]
-    begun = started[0] if started else None
-    last = ended[-1] if ended else None
+    start_records = [record for record in journals.records if record.event == Event.STARTED]
+    end_records = [record for record in journals.records if record.event == Event.RUN_ENDED]
+    start_record = start_records[0] if start_records else None
+    end_record = end_records[-1] if end_records else None
     newest_ns = journals.records[-1].t_ns if journals.records else 0
-    logs: dict[str, Any] = (
-        last["logs"] if last is not None else {"lines": 0, "example": "", "odd": ""}
+    log_counts: dict[str, Any] = (
+        end_record["logs"] if end_record is not None else {"lines": 0, "example": "", "odd": ""}
     )
     return CommandRun(
         experiment=experiment,
         directory=directory,
-        started=begun,
-        started_ns=begun.t_ns if begun is not None else 0,
-        ended_ns=last.t_ns if last is not None else newest_ns,
-        reason=str(last["reason"]) if last is not None else "",
-        exits={node: Exit(how, status) for node, (how, status) in last["exits"].items()}
-        if last is not None
+        started=start_record,
+        started_ns=start_record.t_ns if start_record is not None else 0,
+        ended_ns=end_record.t_ns if end_record is not None else newest_ns,
+        reason=str(end_record["reason"]) if end_record is not None else "",
+        exits={
+            node: ProcessExit(how, status) for node, (how, status) in end_record["exits"].items()
+        }
+        if end_record is not None
         else {},
-        lines_read=logs["lines"],
-        example=logs["example"],
-        odd=logs["odd"],
-        unread=logs.get("unread", 0),  # older records lack it
-        unread_last=logs.get("unread_last", 0),
-        drawn=logs.get("drawn", 0),
-        harness_lost=last is None or last["reason"] == RunEnd.HARNESS,
+        lines_read=log_counts["lines"],
+        example=log_counts["example"],
+        odd=log_counts["odd"],
+        unread=log_counts.get("unread", 0),  # older records lack it
+        unread_last=log_counts.get("unread_last", 0),
+        drawn=log_counts.get("drawn", 0),
+        harness_lost=end_record is None or end_record["reason"] == RunEnd.HARNESS,
     )
 
 
 def describe_end(how: str, status: str) -> str:
-    """How a command ended, in words that follow its name."""
+    """Return in words how a command ended, to follow the command's name.
+
+    Args:
+        how: the kind of the end, such as ``exited`` or ``lost``.
+        status: the exit status or the signal in words.
+    """
     return {"exited": f"ended with {status}", "lost": f"ended: {status}"}.get(
         how, f"was {how} by {status}"
     )
 
 
 def _write_start(
-    journal: Journal, experiment: CommandExperiment, started_ns: int, of_command: Mapping[str, Any]
+    journal: Journal,
+    experiment: CommandExperiment,
+    started_ns: int,
+    setup_fields: Mapping[str, Any],
 ) -> None:
+    """Write the record of the start of the run, which relates its clock to the wall clock."""
     unix_ns = time.time_ns() - (time.monotonic_ns() - started_ns)
-    process = {"run_id": uuid.uuid4().hex, "pid": os.getpid(), "ticks": start_ticks(os.getpid())}
-    what = {"name": experiment.name, "steps": None, "nodes": experiment.nodes, "spares": 0}
+    process_fields = {
+        "run_id": uuid.uuid4().hex,
+        "pid": os.getpid(),
+        "ticks": start_ticks(os.getpid()),
+    }
+    plan_fields = {"name": experiment.name, "steps": None, "nodes": experiment.nodes, "spares": 0}
     journal.write(
         Event.STARTED,
         t_ns=started_ns,
         unix_ns=unix_ns,
         sharded=False,
-        **process,
-        **what,
-        **of_command,
+        **process_fields,
+        **plan_fields,
+        **setup_fields,
     )
 
 
-def _needs(experiment: CommandExperiment) -> Needs:
-    """The working directory, and those of the files that the command names."""
-    named = [Path(argument) for argument in experiment.command if argument.startswith("/")]
-    return Needs(
-        tuple(path.parent for path in named if path.is_file()),
-        (Path(experiment.working_directory),),
-    )
-
-
-def _start(experiment: CommandExperiment, cluster: CommandCluster, state: Path) -> None:
-    for number, node in enumerate(cluster.nodes):
-        place = Place(
-            node_rank=number,
+def _start(experiment: CommandExperiment, cluster: CommandCluster) -> None:
+    """Start the command on each node, with its placeholders filled in and the node's own paths."""
+    for node_number, node in enumerate(cluster.nodes):
+        command_node = CommandNode(
+            node_rank=node_number,
             nodes=experiment.nodes,
             address=cluster.host(node),
             master_addr=cluster.host(cluster.nodes[0]),
             master_port=cluster.port,
-            run_dir=str(state),
+            run_dir=str(cluster.checkpoints or ""),
             disk=str(cluster.disk(node)),
             seed=experiment.seed,
             interface=cluster.interface,
         )
-        command = arguments(experiment.command, place)
+        # before placeholders are filled in: their paths are those of the node already
+        command = [path_on_node(argument, cluster.paths) for argument in experiment.command]
         cluster.start(
-            node, command, environment(cluster.environment, place), experiment.working_directory
+            node,
+            arguments(command, command_node),
+            environment(command_node),
+            path_on_node(experiment.working_directory, cluster.paths),
         )

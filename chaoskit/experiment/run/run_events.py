@@ -1,4 +1,8 @@
-"""Faults, losses and recoveries of a run, from its records: for people that look at the platform on which it runs."""
+"""Events of a run (faults, losses, recoveries), made from its records for display by the
+platform.
+
+-> experiment/run/event_feed.py reads the records and passes the events to the platform.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from chaoskit.substrate.core.run_event import RunEvent
 from chaoskit.vocabulary import EXITED, Event
 
 _INJECT, _DETECT, _RECOVER = "Inject", "Detect", "Recover"
-_TELLING = frozenset(
+_SHOWN = frozenset(
     {
         Event.EVIDENCE,
         Event.FAULT_MISSED,
@@ -25,23 +29,24 @@ _TELLING = frozenset(
         Event.RESUMED,
     }
 )
-#: Records of which no event is made, and from which none is computed.
-WITHOUT_EVENTS = UNHEARD - _TELLING
+#: Records that lead to no event.
+WITHOUT_EVENTS = UNHEARD - _SHOWN
 
 
-def event_of(record: Record, generation: int = 0, what: str = "") -> RunEvent | None:
-    """Return the event of a record by itself; None if the record makes none.
+def event_of(record: Record, generation: int = 0, fault_in_words: str = "") -> RunEvent | None:
+    """Return the event of a single record, or None if the record makes none.
 
     Args:
-        generation: the newest one whose plan is known; 0 before the first.
-        what: the fault of the record, in words, where the record only names it.
+        record: the record.
+        generation: the newest generation with a known plan; 0 before the first.
+        fault_in_words: the fault of the record in words, if the record only names it.
     """
-    within = f", generation {generation}" if generation else ""
+    in_generation = f", generation {generation}" if generation else ""
     match record.event:
         case Event.INJECTED:
             return RunEvent(record.t_ns, "FaultInjected", _INJECT, _target(record), is_warning=True)
         case Event.EVIDENCE if record["observed"]:
-            text = f"{what or record['fault']}: {record['observed']}"
+            text = f"{fault_in_words or record['fault']}: {record['observed']}"
             return RunEvent(record.t_ns, "FaultLanded", _INJECT, text)
         case Event.FAULT_MISSED:
             text = f"{record['what']} did not act, or too late: {record['reason']}"
@@ -49,20 +54,31 @@ def event_of(record: Record, generation: int = 0, what: str = "") -> RunEvent | 
         case Event.DETECTED:
             rank = f"rank {record['rank']}" if record["rank"] is not None else "a spare"
             worker = str(record["worker"])
-            place = f"{rank} (worker {worker}) on {worker.rpartition('.')[0]}{within}"
+            place_in_words = (
+                f"{rank} (worker {worker}) on {worker.rpartition('.')[0]}{in_generation}"
+            )
             return RunEvent(
-                record.t_ns, "WorkerLost", _DETECT, f"{place}: {_cause(record)}", is_warning=True
+                record.t_ns,
+                "WorkerLost",
+                _DETECT,
+                f"{place_in_words}: {_cause(record)}",
+                is_warning=True,
             )
         case Event.NODE_LOST:
-            text = f"{record['node']}{within}: {record['detail']}"
+            text = f"{record['node']}{in_generation}: {record['detail']}"
             return RunEvent(record.t_ns, "NodeLost", _DETECT, text, is_warning=True)
         case Event.POD_TAKEN:
-            what = f"pod {record['pod']} of {record['node']}{within}"
-            text = f"{what} was {record['cause']}, and not by this run: {record['detail']}"
+            fault_in_words = f"pod {record['pod']} of {record['node']}{in_generation}"
+            text = (
+                f"{fault_in_words} was {record['cause']}, and not by this run: {record['detail']}"
+            )
             return RunEvent(record.t_ns, "PodTaken", _DETECT, text, is_warning=True)
         case Event.NODE_REPLACED:
             return RunEvent(
-                record.t_ns, "NodeReplaced", _RECOVER, f"{record['node']} was started again{within}"
+                record.t_ns,
+                "NodeReplaced",
+                _RECOVER,
+                f"{record['node']} was started again{in_generation}",
             )
         case Event.REPLACEMENT_FAILED:
             text = f"{record['node']} could not be started again, and is tried again: {record['reason']}"
@@ -75,38 +91,44 @@ def event_of(record: Record, generation: int = 0, what: str = "") -> RunEvent | 
 
 def _target(record: Record) -> str:
     """Return a fault and its target in words, from the record of its act."""
-    place = [f"at rank {record['rank']} (worker {record['worker']}) on {record['node']}"]
-    place += [f"all of {', '.join(record['nodes'])}"] if record["nodes"] else []
-    place += [f"generation {record['generation']}"] if record.get("generation") else []
-    return f"{record['what']}: {', '.join(place)}, step {record['step']}"
+    place_in_words = [f"at rank {record['rank']} (worker {record['worker']}) on {record['node']}"]
+    place_in_words += [f"all of {', '.join(record['nodes'])}"] if record["nodes"] else []
+    place_in_words += [f"generation {record['generation']}"] if record.get("generation") else []
+    return f"{record['what']}: {', '.join(place_in_words)}, step {record['step']}"
 
 
 def recovery_of(setback: Setback) -> RunEvent | None:
-    """Return the event of training that goes on; None if it was a change of the world that was planned."""
+    """Return the event of training that goes on.
+
+    It is None after a planned change of the world, and before the first good step.
+    """
     if setback.planned or setback.cause == PLANNED or setback.seconds is None:
         return None
-    place = f"{plural(setback.world, 'rank')}, generation {setback.generation}"
-    text = f"training goes on with {place}, {setback.seconds:.2f} s after {_origin(setback)}"
+    world_in_words = f"{plural(setback.world, 'rank')}, generation {setback.generation}"
+    text = (
+        f"training goes on with {world_in_words}, {setback.seconds:.2f} s after {_origin(setback)}"
+    )
     return RunEvent(setback.good_ns or setback.noticed_ns, "Recovered", _RECOVER, text)
 
 
 def failure_of(setback: Setback, ended_ns: int) -> RunEvent:
-    """Return the event of a run that has ended before its training went on."""
+    """Return the event of a run that ended before its training went on."""
     seconds = (ended_ns - setback.begun_ns) / 1e9
     text = f"the run ended {seconds:.2f} s after {_origin(setback)}, and training had not gone on"
     return RunEvent(ended_ns, "NotRecovered", _RECOVER, text, is_warning=True)
 
 
 def _origin(setback: Setback) -> str:
-    """Return the fault, or what was lost, in words."""
-    lost = f" of rank {setback.rank}" if setback.rank is not None else ""
-    lost += f" on {', '.join(setback.nodes)}" if setback.nodes else ""
+    """Return the fault, or else the loss, that a setback began with, in words."""
+    loss_in_words = f" of rank {setback.rank}" if setback.rank is not None else ""
+    loss_in_words += f" on {', '.join(setback.nodes)}" if setback.nodes else ""
     if setback.fault:
-        return f"the fault {setback.fault} (loss{lost}: {setback.cause})"
-    return f"the loss{lost} ({setback.cause})"
+        return f"the fault {setback.fault} (loss{loss_in_words}: {setback.cause})"
+    return f"the loss{loss_in_words} ({setback.cause})"
 
 
 def _cause(record: Record) -> str:
+    """Return the cause of a loss and its detail, in words."""
     cause, detail = str(record["cause"]), str(record["detail"])
     if cause == EXITED:
         return f"its process ended, {detail}" if detail else "its process ended"
@@ -114,17 +136,20 @@ def _cause(record: Record) -> str:
 
 
 class RunEvents:
-    """Folds the records of one run into events: each loss once, each fault with whether it landed."""
+    """Events of one run, folded from its records: each loss once, each fault with its effect."""
 
     def __init__(self) -> None:
         self._accountant = Accountant(on_setback=self._settle)
         self._generation = 0
-        self._faults: dict[str, str] = {}  # that have acted: name -> in words
-        self._decided: set[str] = set()  # faults of which it was told whether they landed
-        self._acts: list[Record] = []  # of faults
-        self._losses: set[object] = set()
-        self._causes: dict[str, str] = {}  # of lost workers
-        self._recovered = 0  # setbacks that were told
+        # name of a fault that has acted -> the fault in words
+        self._faults_in_words: dict[str, str] = {}
+        self._decided_faults: set[str] = (
+            set()
+        )  # faults with an event that says whether they had an effect
+        self._act_records: list[Record] = []  # records of acts of faults
+        self._reported_losses: set[object] = set()
+        self._loss_causes: dict[str, str] = {}  # lost worker -> cause
+        self._ended_setbacks = 0  # number of ended setbacks, of which unplanned ones have an event
         self._last_ns = 0
         self._events: list[RunEvent] = []
 
@@ -134,66 +159,82 @@ class RunEvents:
         if self._is_new(record):
             self._note(record)
         self._accountant.take_in(record)
-        return self._taken()
+        return self._drain()
 
     def finish(self) -> list[RunEvent]:
-        """Return the events that the end of the records leads to."""
-        for setback in self._accountant.setbacks[self._recovered :]:
-            self._settle(setback)
-        pending = self._accountant.open
-        if pending is not None and not pending.planned:
-            self._events.append(failure_of(self._explained(pending), self._last_ns))
-        return self._taken()
+        """Return the events that the end of the records leads to.
 
-    def _taken(self) -> list[RunEvent]:
+        A recovery without the end of its first good step, and a failure to recover, are among them.
+        """
+        for setback in self._accountant.setbacks[self._ended_setbacks :]:
+            self._settle(setback)
+        open_setback = self._accountant.open
+        if open_setback is not None and not open_setback.planned:
+            self._events.append(failure_of(self._explained(open_setback), self._last_ns))
+        return self._drain()
+
+    def _drain(self) -> list[RunEvent]:
+        """Return the events made since the last call, and forget them."""
         events, self._events = self._events, []
         return events
 
     def _is_new(self, record: Record) -> bool:
-        """Return False for a loss that was told before, as by the coordinator before this one."""
+        """Return whether a record is no repeated report of a loss, as by an earlier coordinator.
+
+        A new loss is stored.
+        """
         if record.event not in (Event.DETECTED, Event.NODE_LOST):
             return True
         loss = record.get("worker") or (record.get("node"), record.t_ns)
-        is_new = loss not in self._losses
-        self._losses.add(loss)
+        is_new = loss not in self._reported_losses
+        self._reported_losses.add(loss)
         return is_new
 
     def _note(self, record: Record) -> None:
-        name = str(record.get("fault", ""))
+        """Update the state from a record, and queue its event, if it makes one."""
+        fault_id = str(record.get("fault", ""))
         match record.event:
             case Event.PLAN:
                 self._generation = record["generation"]
             case Event.INJECTED:
-                self._faults[name] = record["what"]
-                self._acts.append(record)
+                self._faults_in_words[fault_id] = record["what"]
+                self._act_records.append(record)
             case Event.DETECTED:
-                self._causes[record["worker"]] = record["cause"]
+                self._loss_causes[record["worker"]] = record["cause"]
             case Event.EVIDENCE | Event.FAULT_MISSED:
-                if name in self._decided or not record.get("observed", True):
+                if fault_id in self._decided_faults or not record.get("observed", True):
                     return
-                self._decided.add(name)
-            case Event.UNDONE if name in self._faults and name not in self._decided:
-                text = f"{self._faults[name]}: nothing shows that it landed"
+                self._decided_faults.add(fault_id)
+            case Event.UNDONE if (
+                fault_id in self._faults_in_words and fault_id not in self._decided_faults
+            ):
+                text = f"{self._faults_in_words[fault_id]}: no evidence shows that it took effect"
                 self._events.append(
                     RunEvent(record.t_ns, "FaultNotProven", _INJECT, text, is_warning=True)
                 )
-        if (event := event_of(record, self._generation, self._faults.get(name, ""))) is not None:
+        if (
+            event := event_of(record, self._generation, self._faults_in_words.get(fault_id, ""))
+        ) is not None:
             self._events.append(event)
 
     def _settle(self, setback: Setback) -> None:
-        self._recovered += 1
+        """Count a setback that ends, and queue the event of its recovery, if it has one."""
+        self._ended_setbacks += 1
         if (event := recovery_of(self._explained(setback))) is not None:
             self._events.append(event)
 
     def _explained(self, setback: Setback) -> Setback:
-        """Return a setback that began with a broken group, with the loss and the fault that became known afterwards."""
+        """Return a setback that began with a broken group, with its loss and fault found later.
+
+        Any other setback is returned as it is.
+        """
         if setback.cause != UNEXPLAINED or not setback.workers:
             return setback
-        cause = self._causes.get(setback.workers[0], setback.cause)
+        cause = self._loss_causes.get(setback.workers[0], setback.cause)
         nodes = set(setback.nodes)
         acts = [
             act
-            for act in self._acts
+            for act in self._act_records
             if act["worker"] in setback.workers or nodes & set(act["nodes"])
         ]
         acts = [act for act in acts if act.t_ns <= setback.noticed_ns]

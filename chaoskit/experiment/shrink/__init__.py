@@ -1,1 +1,1 @@
-"""Shrinking of failing experiments to the few faults that matter."""
+"""Shrinking of a failing experiment to the few faults that matter."""

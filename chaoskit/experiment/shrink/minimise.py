@@ -1,8 +1,12 @@
-"""Making a failing thing smaller: searches that ask about one candidate at a time and know nothing of processes.
+"""Searches for a smaller input that still fails, one candidate at a time and without knowledge of
+processes.
 
-A search is a generator. It yields a candidate, is sent whether that one fails, and returns the smallest that did. The
-best so far is always the last candidate that failed (at first: what the search began with), so whoever drives it can
-stop at any moment. Nothing is asked twice of the same search.
+A search is a generator. It yields a candidate, receives whether the candidate fails, and returns
+the smallest one that did. The best so far is the last candidate that failed, or at first the start,
+so the caller can stop at any time. No candidate is yielded twice by the same search.
+
+-> experiment/shrink/search.py runs the candidates and answers, as often as proportion.py says.
+experiment/shrink/simpler.py: which candidates are simpler than another one.
 """
 
 from __future__ import annotations
@@ -17,59 +21,66 @@ Search = Generator[T, bool, T]
 
 
 def ddmin(items: Sequence[T]) -> Search[tuple[T, ...]]:
-    """Delta debugging of a list that fails as a whole (A. Zeller and R. Hildebrandt, 2002).
+    """Search a 1-minimal part of a list that fails as a whole, by delta debugging; return it.
 
-    The result is 1-minimal, as far as the answers are right: without any one of its items it does not fail.
+    The algorithm is that of A. Zeller and R. Hildebrandt, 2002.
+
+    As far as the answers are right, the result does not fail without any one of its items.
     """
-    best, parts = tuple(items), 2
-    refuted: set[tuple[int, ...]] = (
-        set()
-    )  # by the places of their items, as equal items are two things
-    places = tuple(range(len(best)))
-    everything = best
-    while places:
-        for candidate in _cuts(places, parts):
+    best, part_count = tuple(items), 2
+    refuted: set[tuple[int, ...]] = set()  # keyed by positions, because two items may be equal
+    positions = tuple(range(len(best)))
+    all_items = best
+    while positions:
+        for candidate in _cuts(positions, part_count):
             if candidate in refuted:
                 continue
-            if (yield tuple(everything[place] for place in candidate)):
-                parts = max(2, parts - 1) if len(candidate) > len(places) // 2 else 2
-                places = candidate
+            if (yield tuple(all_items[position] for position in candidate)):
+                part_count = max(2, part_count - 1) if len(candidate) > len(positions) // 2 else 2
+                positions = candidate
                 break
             refuted.add(candidate)
         else:
-            if parts >= len(places):
+            if part_count >= len(positions):
                 break
-            parts = min(len(places), 2 * parts)
-    return tuple(everything[place] for place in places)
+            part_count = min(len(positions), 2 * part_count)
+    return tuple(all_items[position] for position in positions)
 
 
-def _cuts(places: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
-    """Each of ``parts`` pieces, then everything but each piece. Of a single place: nothing at all."""
-    if len(places) == 1:
+def _cuts(positions: tuple[int, ...], part_count: int) -> list[tuple[int, ...]]:
+    """Return each of ``part_count`` pieces, then the rest without each piece.
+
+    A single place gives the empty piece.
+    """
+    if len(positions) == 1:
         return [()]
-    edges = [len(places) * number // parts for number in range(parts + 1)]
-    pieces = [places[start:end] for start, end in pairwise(edges) if start < end]
-    rests = [tuple(place for place in places if place not in piece) for piece in pieces]
-    return pieces + [rest for rest in rests if rest not in pieces]
+    edges = [len(positions) * number // part_count for number in range(part_count + 1)]
+    pieces = [positions[start:end] for start, end in pairwise(edges) if start < end]
+    rests = [tuple(position for position in positions if position not in piece) for piece in pieces]
+    return pieces + [remainder for remainder in rests if remainder not in pieces]
 
 
 def descend(start: T, simpler: Callable[[T], Iterable[T]], key: Callable[[T], object]) -> Search[T]:
-    """Go to a simpler candidate that fails, from there to a simpler one, until none of them fails.
+    """Go to simpler and simpler candidates that fail, and return the last one.
+
+    The search ends when no simpler candidate fails.
 
     Args:
-        simpler: candidates to try in place of one, the boldest first. Must not lead in circles.
-        key: what tells candidates apart; a refuted one is not tried again.
+        start: the first candidate, which fails.
+        simpler: returns candidates to try in place of one, the boldest first. It must not lead in
+            circles.
+        key: returns the identity of a candidate; a refuted one is not tried again.
     """
     best, refuted = start, {key(start)}
-    moved = True
-    while moved:
-        moved = False
+    has_moved = True
+    while has_moved:
+        has_moved = False
         for candidate in simpler(best):
             if key(candidate) in refuted:
                 continue
             refuted.add(key(candidate))
             if (yield candidate):
-                best, moved = candidate, True
+                best, has_moved = candidate, True
                 break
     return best
 
@@ -81,15 +92,23 @@ def minimise(
     simpler: Callable[[T], Iterable[T]],
     key: Callable[[T], object],
 ) -> Search[T]:
-    """First :func:`ddmin` over the items of ``start``, then :func:`descend` from what is left."""
+    """Run :func:`ddmin` over the items of ``start``, then :func:`descend`; return the result.
+
+    Args:
+        start: the first candidate, which fails.
+        items: returns the items of a candidate.
+        with_items: returns a candidate with other items.
+        simpler: returns candidates to try in place of one, the boldest first.
+        key: returns the identity of a candidate.
+    """
     search = ddmin(items(start))
-    best, kept = start, next(search, None)
-    while kept is not None:
-        candidate = with_items(best, kept)
+    best, part = start, next(search, None)
+    while part is not None:
+        candidate = with_items(best, part)
         fails = yield candidate
         best = candidate if fails else best
         try:
-            kept = search.send(fails)
+            part = search.send(fails)
         except StopIteration:
             break
     return (yield from descend(best, simpler, key))

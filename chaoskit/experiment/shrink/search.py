@@ -1,8 +1,13 @@
-"""Shrinks a failing experiment to the few faults that matter, by running candidates until a budget is spent.
+"""Shrinking of a failing experiment to the few faults that matter, by running candidates within a
+time budget.
 
-Real processes fail now and then, not always. So the original is run first, to see how often it fails; from this follows
-how many passing runs it takes to believe that a candidate does not fail (:func:`repeats_for`). A candidate fails when
-one of its runs shows a symptom that the original showed: another failure is another story.
+Real processes do not fail every time. So the original is run first, to estimate how often it fails.
+This gives the number of passing runs after which a candidate counts as passing
+(:func:`repeats_for`). A candidate fails if one of its runs shows a symptom of the original; other
+failures do not count.
+
+-> experiment/shrink/minimise.py: the order of the candidates. experiment/shrink/simpler.py: how an
+experiment is made simpler.
 """
 
 from __future__ import annotations
@@ -23,12 +28,11 @@ from chaoskit.experiment.shrink.simpler import simpler, with_faults
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.vocabulary import Verdict
 
-HARNESS_ERROR = (
-    "the harness works"  # the symptom of a run that ended in a HarnessError, worded like a check
-)
+# symptom of a run that ended in a HarnessError, worded like a check
+HARNESS_ERROR = "the harness works"
 
-_FAILURES_WANTED = 3  # of the original, to know how often it fails
-_ATTEMPTS = 10  # after as many runs without a failure, it does not fail
+_FAILURES_NEEDED = 3  # failures of the original, to estimate how often it fails
+_ATTEMPTS = 10  # after so many runs without a failure, the original counts as passing
 
 Symptoms = frozenset[str]
 Run = Callable[[Planned, float], Symptoms]
@@ -36,20 +40,23 @@ Tell = Callable[[str], None]
 
 
 class BudgetSpent(Exception):
-    """The time is over; a run that was under way says nothing."""
+    """Error: the time budget is spent. A run that was under way has no result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """What is left of an experiment.
+    """The result of a search.
 
     Attributes:
-        experiment: the smallest that failed; the original where nothing failed.
-        symptoms: names of the checks that failed.
-        failures, trials: how often the original failed before the search.
-        repeats: passing runs after which a candidate was believed not to fail.
-        runs: of all candidates and the original.
-        complete: whether the search came to its end within its budget; if so, nothing simpler was found to fail.
+        experiment: the smallest experiment that failed; the original if none failed.
+        symptoms: the symptoms of all runs of the original; see :func:`symptoms_of`.
+        failures: how often the original failed before the search.
+        trials: how often the original was run before the search.
+        repeats: the number of passing runs after which a candidate counted as passing; 0 if the
+            original never failed.
+        runs: the number of runs, of all candidates and the original.
+        complete: the search ended within its budget, and no simpler experiment was found to fail.
+            It is False if the original never failed.
     """
 
     experiment: Planned
@@ -62,7 +69,7 @@ class Shrunk:
 
 
 class _Trials:
-    """Runs candidates as long as the budget lasts."""
+    """Function that runs candidates until the budget is spent; ``runs`` counts the runs."""
 
     def __init__(
         self, run: Run, budget_s: float, runs_max: int, now_s: Callable[[], float]
@@ -72,6 +79,7 @@ class _Trials:
         self.runs = 0
 
     def __call__(self, experiment: Planned) -> Symptoms:
+        """Run a candidate and return its symptoms; raise BudgetSpent if the budget is spent."""
         if self._now_s() >= self._deadline_s or self.runs >= self._runs_max:
             raise BudgetSpent
         self.runs += 1
@@ -87,54 +95,72 @@ def shrink(
     now_s: Callable[[], float] = time.monotonic,
     tell: Tell = lambda text: None,
 ) -> Shrunk:
-    """Find the smallest experiment that fails like this one.
+    """Search the smallest experiment that fails like this one, and return the result.
+
+    The search ends with the best experiment so far when the budget is spent.
 
     Args:
-        run: runs a candidate, and gives its symptoms; may raise :class:`BudgetSpent` at the given time.
-        tell: is given a line at every success.
+        experiment: the experiment that fails.
+        run: runs a candidate and returns its symptoms. Its second argument is the time of
+            ``now_s`` at which the budget is spent; it may raise :class:`BudgetSpent` then.
+        budget_s: the time budget in seconds.
+        runs_max: the largest number of runs.
+        now_s: returns the monotonic time.
+        tell: receives a line of text after each run of the original, and for each smaller
+            experiment that fails.
     """
     trials = _Trials(run, budget_s, runs_max, now_s)
-    symptoms, failures, tried = _reproduce(experiment, trials, tell)
-    if not failures:
-        return Shrunk(experiment, symptoms, 0, tried, 0, trials.runs, complete=False)
-    repeats = repeats_for(failures, tried)
+    symptoms, failure_count, trial_count = _reproduce(experiment, trials, tell)
+    if not failure_count:
+        return Shrunk(experiment, symptoms, 0, trial_count, 0, trials.runs, complete=False)
+    repeats = repeats_for(failure_count, trial_count)
     tell(
-        f"it failed {failures} of {tried} times: a candidate that passes {repeats} times counts as passing"
+        f"it failed {failure_count} of {trial_count} times: a candidate that passes {repeats} times counts as passing"
     )
-    search = minimise(experiment, lambda one: one.faults, with_faults, simpler, key=encode)
+    search = minimise(
+        experiment, lambda candidate: candidate.faults, with_faults, simpler, key=encode
+    )
     best, complete = experiment, False
     try:
         candidate = next(search)
         while True:
-            fails = any(trials(candidate) & symptoms for _ in range(repeats))
-            if fails:
+            has_failed = any(trials(candidate) & symptoms for _ in range(repeats))
+            if has_failed:
                 best = candidate
                 tell(f"run {trials.runs}: still fails with {describe(best)}")
-            candidate = search.send(fails)
+            candidate = search.send(has_failed)
     except StopIteration:
         complete = True
     except BudgetSpent:
         pass
-    return Shrunk(best, symptoms, failures, tried, repeats, trials.runs, complete)
+    return Shrunk(best, symptoms, failure_count, trial_count, repeats, trials.runs, complete)
 
 
 def _reproduce(experiment: Planned, trials: _Trials, tell: Tell) -> tuple[Symptoms, int, int]:
+    """Run the original until it has failed often enough; return symptoms, failures and runs.
+
+    The runs end early after ``_ATTEMPTS``, or when the budget is spent.
+    """
     symptoms: Symptoms = frozenset()
-    failures = tried = 0
+    failure_count = trial_count = 0
     try:
-        while failures < _FAILURES_WANTED and tried < _ATTEMPTS:
-            found = trials(experiment)
-            tried, failures, symptoms = tried + 1, failures + bool(found), symptoms | found
+        while failure_count < _FAILURES_NEEDED and trial_count < _ATTEMPTS:
+            new_symptoms = trials(experiment)
+            trial_count, failure_count, symptoms = (
+                trial_count + 1,
+                failure_count + bool(new_symptoms),
+                symptoms | new_symptoms,
+            )
             tell(
-                f"run {tried}: {'failed: ' + ', '.join(sorted(found)) if found else 'did not fail'}"
+                f"run {trial_count}: {'failed: ' + ', '.join(sorted(new_symptoms)) if new_symptoms else 'did not fail'}"
             )
     except BudgetSpent:
         pass
-    return symptoms, failures, tried
+    return symptoms, failure_count, trial_count
 
 
 def describe(experiment: Planned) -> str:
-    """``2 faults, 3 nodes, 1 spare, 14 steps``."""
+    """Return the size of an experiment, such as ``2 faults, 3 nodes, 1 spare, 14 steps``."""
     if isinstance(experiment, CommandExperiment):
         counts = [(len(experiment.faults), "fault"), (experiment.nodes, "node")]
     else:
@@ -148,21 +174,30 @@ def describe(experiment: Planned) -> str:
     return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
 
 
-# -- with real runs -----------------------------------------------------------------------------------------------
+# -- with real runs --------------------------------------------------------------------------------
 
 
 def symptoms_of(outcome: Outcome) -> Symptoms:
-    """The checks that say failed or error. A fault without evidence is none: it may have found nothing to strike."""
-    bad = [
+    """Return the names of the checks that failed or ended in an error.
+
+    A fault without evidence is no symptom: there may have been nothing to strike. Faults that could
+    not be undone share one name.
+    """
+    failed_names = [
         check.name for check in outcome.checks if check.verdict in (Verdict.FAILED, Verdict.ERROR)
     ]
     return frozenset(
-        "faults are undone" if name.startswith("evidence of ") else name for name in bad
+        "faults are undone" if name.startswith("evidence of ") else name for name in failed_names
     )
 
 
 def real_run(harness: Harness, *, twin: bool = True) -> Run:
-    """Runs candidates with ``harness``, and breaks a run off when the time is over."""
+    """Return a function that runs a candidate with ``harness`` and returns its symptoms.
+
+    A candidate that the job refuses has none. An error of the harness is the symptom
+    :data:`HARNESS_ERROR`. The function raises BudgetSpent at the first message of a run after its
+    time is over.
+    """
 
     def run(experiment: Planned, deadline_s: float) -> Symptoms:
         def watch(message: Any) -> None:
@@ -175,7 +210,7 @@ def real_run(harness: Harness, *, twin: bool = True) -> Run:
             )
         except HarnessError:
             return frozenset([HARNESS_ERROR])
-        except BadInput:  # a job may refuse what no plan can know, such as too few steps
+        except BadInput:  # a job may refuse a plan, for example with too few steps
             return frozenset()
 
     return run
@@ -190,14 +225,21 @@ def shrink_to_file(
     twin: bool = True,
     tell: Tell = print,
 ) -> Shrunk:
-    """Shrink by real runs, write the smallest plan to ``path``, and tell how to run it.
+    """Shrink by real runs, write the smallest plan to ``path``, and return the result.
+
+    Args:
+        harness: runs the candidates.
+        experiment: the experiment that fails.
+        path: the plan file, which holds the original until the search is over.
+        budget_s: the time budget in seconds.
+        twin: compare each run with an unbroken run.
+        tell: receives the progress, the result, and the command that runs it, line by line.
 
     Raises:
-        BadInput: if the file cannot be written.
+        BadInput: if the file cannot be written, or a field of a fault has no JSON form.
     """
-    save(
-        experiment, path
-    )  # a bad path is refused at once, and an interrupted search leaves the original there
+    # refuses a bad path at once, and keeps the original if the search is interrupted
+    save(experiment, path)
     shrunk = shrink(experiment, real_run(harness, twin=twin), budget_s=budget_s, tell=tell)
     save(shrunk.experiment, path)
     if not shrunk.failures:
@@ -205,8 +247,8 @@ def shrink_to_file(
             f"it did not fail in {shrunk.trials} runs; the plan is kept: chaoskit replay {path} --times 20"
         )
         return shrunk
-    end = "nothing simpler was found to fail" if shrunk.complete else "the budget is spent"
-    tell(f"{shrunk.runs} runs, {end}: {describe(shrunk.experiment)}")
+    end_in_words = "nothing simpler was found to fail" if shrunk.complete else "the budget is spent"
+    tell(f"{shrunk.runs} runs, {end_in_words}: {describe(shrunk.experiment)}")
     for fault in shrunk.experiment.faults:
         tell(f"  {fault}")
     tell(f"chaoskit replay {path}{'' if twin else ' --no-twin'}")

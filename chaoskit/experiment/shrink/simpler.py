@@ -1,4 +1,8 @@
-"""What is simpler than an experiment: fewer steps, nodes and spares, default settings, plainer and earlier faults."""
+"""Simpler variants of an experiment: fewer steps, nodes and spares, default settings, simpler and
+earlier faults.
+
+-> faults/survival.py: which faults a job must survive. experiment/shrink/minimise.py: fewer faults.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +18,24 @@ from chaoskit.experiment.plan.planfile import Planned
 from chaoskit.faults import Fault, Kill
 from chaoskit.faults.survival import rank_of, reach, step_of, survivable
 
-_MOMENT = (
-    "rank",
-    "at_step",
-    "after_s",
-    "during",
-    "recovery",
-)  # where and when: what the other fields are not
-_STEPS_AFTER = 2  # the last fault needs a step in which to show, and one after it
-#: Before this step a hang is found only after ``startup_s``, as no step time is known: correct, and too slow to try.
+# fields for place and time, which are not reset to defaults
+_MOMENT = ("rank", "at_step", "after_s", "during", "recovery")
+_STEPS_AFTER = 2  # the last fault needs a step in which to show, and one step after it
+#: Before this step a hang is detected only after ``startup_s``, because no step time is known. Such
+#: a run is correct, but too slow to try.
 _EARLIEST = {"Hang": 5}
 
 
 def with_faults(experiment: Planned, faults: Sequence[Any]) -> Planned:
-    """The same experiment with some of its faults."""
+    """Return the same experiment with these faults in place of its own."""
     return replace(experiment, faults=tuple(faults), asked=())
 
 
 def simpler(experiment: Planned) -> Iterator[Planned]:
-    """Experiments to try in place of this one, the boldest first. Of a command, only faults can be left out.
+    """Yield experiments to try in place of this one, the boldest first; none for a command.
 
-    Each is simpler in one respect and in none less simple, so repeated use ends. A plan that must be survived is only
-    replaced by plans that must be survived: else every search would end at a run that lost everything.
+    Each is simpler in one respect and in none less simple, so repeated use ends. A survivable plan
+    is replaced only by survivable plans: else every search would end at a run that lost everything.
     """
     if isinstance(experiment, CommandExperiment):
         return
@@ -43,17 +43,23 @@ def simpler(experiment: Planned) -> Iterator[Planned]:
     for changes in _changes(experiment):
         try:
             candidate = _changed(experiment, **changes)
-        except BadInput:  # such as a rank that is not there with fewer nodes
+        except BadInput:  # for example a rank that does not exist with fewer nodes
             continue
         if _survivable(candidate) or not must_survive:
             yield candidate
 
 
 def _survivable(experiment: Experiment) -> bool:
+    """Return whether the job must survive the faults."""
     return survivable(experiment.faults, nodes=experiment.config.nodes)
 
 
 def _changed(experiment: Experiment, **changes: Any) -> Experiment:
+    """Return the experiment with changed arguments, checked like any other plan.
+
+    Raises:
+        BadInput: if it is not a plan that could be run.
+    """
     settings = {
         name: getattr(experiment.config, name)
         for name in RunConfig.__struct_fields__
@@ -71,29 +77,35 @@ def _changed(experiment: Experiment, **changes: Any) -> Experiment:
 
 
 def _changes(experiment: Experiment) -> Iterator[dict[str, Any]]:
+    """Yield the changes to try, as arguments of ``plan_experiment``, the boldest first."""
     faults = experiment.faults
     yield from ({"steps": steps} for steps in _fewer_steps(experiment))
     yield from _plainer_settings(experiment.config)
     yield from ({"faults": changed} for changed in _moved_together(faults))
-    for place, fault in enumerate(faults):
+    for position, fault in enumerate(faults):
         for plainer in _plainer(fault):
-            yield {"faults": (*faults[:place], plainer, *faults[place + 1 :])}
+            yield {"faults": (*faults[:position], plainer, *faults[position + 1 :])}
 
 
 def _fewer_steps(experiment: Experiment) -> Iterable[int]:
-    last = max(
+    """Return smaller numbers of steps that still contain all faults, the smallest first.
+
+    The result is empty if the number of steps is not known.
+    """
+    last_fault_step = max(
         (step for fault in experiment.faults if (step := step_of(fault)) is not None), default=-1
     )
     if experiment.steps is None:
         return []
     return sorted(
         steps
-        for steps in {last + 1 + _STEPS_AFTER, experiment.steps // 2}
-        if last < steps < experiment.steps
+        for steps in {last_fault_step + 1 + _STEPS_AFTER, experiment.steps // 2}
+        if last_fault_step < steps < experiment.steps
     )
 
 
 def _plainer_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
+    """Yield changes to fewer nodes, no spares, and default settings."""
     yield from ({"nodes": nodes} for nodes in range(1, config.nodes))
     if config.spares:
         yield {"spares": 0}
@@ -104,47 +116,52 @@ def _plainer_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
             yield {name: default}
 
 
-# -- faults -------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 def _moved_together(faults: Sequence[Fault]) -> Iterator[tuple[Fault, ...]]:
-    """All faults at lower ranks, or earlier by as many steps: what strikes together still does."""
+    """Yield all faults at lower ranks, or all earlier by the same number of steps.
+
+    Simultaneous faults stay simultaneous.
+    """
     ranks = sorted({rank for fault in faults if (rank := rank_of(fault)) is not None})
-    for first in (0, 1):
-        lower: dict[int | None, int] = {rank: first + place for place, rank in enumerate(ranks)}
-        if sum(lower.values()) < sum(ranks):
+    for first_rank in (0, 1):
+        lower_ranks: dict[int | None, int] = {
+            rank: first_rank + position for position, rank in enumerate(ranks)
+        }
+        if sum(lower_ranks.values()) < sum(ranks):
             yield tuple(
-                replace(fault, rank=lower.get(rank_of(fault), fault.rank)) for fault in faults
+                replace(fault, rank=lower_ranks.get(rank_of(fault), fault.rank)) for fault in faults
             )
     steps = [step_of(fault) for fault in faults]
-    rooms = [
+    steps_to_earliest = [
         step - _EARLIEST.get(fault.kind, 0)
         for fault, step in zip(faults, steps, strict=True)
         if step is not None
     ]
-    room = min(rooms, default=0)
-    for by in sorted({room, room // 2, 1}, reverse=True):
-        if 0 < by <= room:
+    least_steps = min(steps_to_earliest, default=0)
+    for steps_earlier in sorted({least_steps, least_steps // 2, 1}, reverse=True):
+        if 0 < steps_earlier <= least_steps:
             yield tuple(
-                fault if step is None else replace(fault, at_step=step - by)
+                fault if step is None else replace(fault, at_step=step - steps_earlier)
                 for fault, step in zip(faults, steps, strict=True)
             )
 
 
 def _plainer(fault: Fault) -> Iterator[Fault]:
-    """One fault: as a kill, with default fields, earlier."""
+    """Yield simpler forms of a fault: a kill, default fields, an earlier step."""
     if not isinstance(fault, Kill) and reach(fault) == "process":
         moment = {
             name: getattr(fault, name) for name in (*_MOMENT, "phase") if hasattr(fault, name)
         }
         yield Kill(**moment)
-    for item in fields(fault):
+    for field in fields(fault):
         if (
-            item.name not in _MOMENT
-            and item.default is not MISSING
-            and getattr(fault, item.name) != item.default
+            field.name not in _MOMENT
+            and field.default is not MISSING
+            and getattr(fault, field.name) != field.default
         ):
-            yield replace(fault, **{item.name: item.default})
+            yield replace(fault, **{field.name: field.default})
     at_step, earliest = step_of(fault), _EARLIEST.get(fault.kind, 0)
     if at_step is not None:
         earlier = sorted({earliest, at_step // 2, at_step - 1})

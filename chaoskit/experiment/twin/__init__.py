@@ -1,1 +1,1 @@
-"""Unbroken runs of the same job or command, with which a broken one is compared."""
+"""Unbroken runs of the same job or command, with which a broken run is compared."""

@@ -1,4 +1,10 @@
-"""The twin of a command: the same command, unbroken. It is known as long as the harness is there."""
+"""The twin of a command: an unbroken run of the same command, cached as long as the harness
+exists.
+
+-> experiment/harness.py: when a twin is run, and run again once. experiment/plan/command_inputs.py:
+files and variables whose change makes it useless. experiment/judge/command_judge.py compares with
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +28,23 @@ from chaoskit.experiment.plan.command_inputs import (
 )
 from chaoskit.experiment.plan.command_plan import CommandExperiment
 from chaoskit.experiment.run.command_run import LOGS, CommandRun, describe_end
-from chaoskit.experiment.run.legibility import uncountable
+from chaoskit.experiment.run.disruptions import taken_in_words
+from chaoskit.experiment.run.legibility import why_uncountable
 from chaoskit.experiment.run.log_ends import hints, log_ends
 from chaoskit.experiment.twin.twin import Interrupted
 from chaoskit.stacks.course import Course, Usual, went_back
 
 
 class CommandTwin(msgspec.Struct, frozen=True):
-    """What the unbroken run showed.
+    """The result of the unbroken run of a command.
 
     Attributes:
-        counts: how often the logs show each step.
-        losses: the different losses that they show for it.
-        run_id: which run it was.
-        uncountable: why nothing can be concluded from how often its log shows steps; "" if something can.
+        counts: step -> how often the logs show it.
+        losses: step -> the different losses that the logs show for it; steps without one are left
+            out.
+        run_id: the id of the run.
+        uncountable: the reason why nothing can be concluded from these counts; "" if they can be
+            used.
     """
 
     counts: dict[int, int]
@@ -45,80 +54,102 @@ class CommandTwin(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, run: CommandRun) -> CommandTwin:
-        """The twin that ``run`` is.
+        """Return the twin that follows from an unbroken run.
 
         Raises:
-            Interrupted: if the training began again by itself: it would teach how often steps are shown wrongly.
+            Interrupted: if the training began again by itself, so that the counts of steps are
+                wrong.
             CommandFailed: if the command did not end well.
         """
-        if problems := unfinished(run):
-            raise _did_not_complete(run, problems[0])
-        counts = Course(run.lines).counts()
-        unclear = uncountable(run, Usual(counts))
-        if not unclear and (told := _began_again(run)):
-            remedy = "have each step shown once, in order, or do without a twin (twin=False)"
+        if run.disturbing_pods:
             raise Interrupted(
-                f"the unbroken run of {run.experiment.job} was broken by itself: {told}; {remedy}"
+                f"the unbroken run of {run.experiment.job} was disturbed without a fault: "
+                f"{taken_in_words(run.disturbing_pods[0])}"
             )
-        return cls(counts, Course(run.lines, Usual(counts)).losses(), run.run_id, unclear)
+        if problems := unfinished(run):
+            raise _failure_of(run, problems[0])
+        counts = Course(run.lines).counts()
+        uncountable_reason = why_uncountable(run, Usual(counts))
+        if not uncountable_reason and (problem := _restart_of(run)):
+            remedy = "print each step once, in order, or run without a twin (twin=False)"
+            raise Interrupted(
+                f"the unbroken run of {run.experiment.job} was disturbed without a fault: {problem}; {remedy}"
+            )
+        return cls(
+            counts, Course(run.lines, Usual(counts)).losses(), run.run_id, uncountable_reason
+        )
 
     @property
     def usual(self) -> Usual:
-        """How often each step is shown."""
+        """The usual number of times that each step is shown."""
         return Usual(self.counts)
 
     @property
     def first(self) -> int | None:
+        """The first step in the logs, or None."""
         return min(self.counts, default=None)
 
     @property
     def highest(self) -> int | None:
+        """The last step in the logs, or None."""
         return max(self.counts, default=None)
 
 
-def _began_again(run: CommandRun) -> str:
-    """Where the training began again by itself, in words; "" if it did not.
+def _restart_of(run: CommandRun) -> str:
+    """Return in words where the training began again by itself; "" if it did not.
 
-    By the log alone all steps of one rank that was started twice look like those of two ranks: the node tells.
+    In the log alone, one rank that was started twice looks like two ranks. The node's records tell
+    them apart.
     """
-    if (back := went_back(run.lines)) is not None:
-        node, highest, step = back
+    if (step_back := went_back(run.lines)) is not None:
+        node, highest, step = step_back
         return f"its log on {node} goes back from step {highest} to step {step}"
-    started: set[tuple[str, int]] = set()
+    started_ranks: set[tuple[str, int]] = set()
     for record in ranks_found(run.records):
         node, rank = record.source, record["rank"]
-        shown = [
+        shown_steps = [
             (line.t_ns, line.step)
             for line in run.lines
             if line.node == node and line.step is not None
         ]
-        before = [step for t_ns, step in shown if t_ns < record.t_ns]
-        after = [step for t_ns, step in shown if t_ns >= record.t_ns]
-        if (node, rank) in started and before and after and min(after) <= max(before):
+        steps_before = [step for t_ns, step in shown_steps if t_ns < record.t_ns]
+        steps_after = [step for t_ns, step in shown_steps if t_ns >= record.t_ns]
+        if (
+            (node, rank) in started_ranks
+            and steps_before
+            and steps_after
+            and min(steps_after) <= max(steps_before)
+        ):
             return (
-                f"rank {rank} on {node} was started again, and its log goes back from step {max(before)} "
-                f"to step {min(after)}"
+                f"rank {rank} on {node} was started again, and its log goes back from step {max(steps_before)} "
+                f"to step {min(steps_after)}"
             )
-        started.add((node, rank))
+        started_ranks.add((node, rank))
     return ""
 
 
 def unfinished(run: CommandRun) -> list[str]:
-    """Why a command did not end well; nodes that a fault took away do not count, as long as one is left."""
-    taken = taken_nodes(run)
+    """Return why a command did not end well; an empty list if it did.
+
+    Nodes that a fault took away do not count, as long as one node is left. Ends that the harness
+    did not record do not count either: they make the journals incomplete.
+    """
+    gone_nodes = taken_nodes(run)
     if run.deadline_passed:
-        late = f"the run did not end within its deadline of {run.experiment.deadline_s:g} s"
-        return [late, *_bad_ends(run, taken)]
+        late_in_words = (
+            f"the run did not end within its deadline of {run.experiment.deadline_s:g} s"
+        )
+        return [late_in_words, *_bad_ends(run, gone_nodes)]
     if run.has_stalled:
-        stalled = f"no step was shown for {run.experiment.stalled_s:g} s (stalled_s), and the run was ended"
-        return [stalled, *_bad_ends(run, taken)]
-    if run.exits and taken.issuperset(run.exits):
+        stalled_in_words = f"no step was shown for {run.experiment.stalled_s:g} s (stalled_s), and the run was ended"
+        return [stalled_in_words, *_bad_ends(run, gone_nodes)]
+    if run.exits and gone_nodes.issuperset(run.exits):
         return ["faults took every node away"]
-    return _bad_ends(run, taken)
+    return _bad_ends(run, gone_nodes)
 
 
 def taken_nodes(run: CommandRun) -> set[str]:
-    """The nodes that faults took away for good."""
+    """Return the nodes that faults took away for good."""
     return {
         node
         for strike in run.injections
@@ -128,86 +159,104 @@ def taken_nodes(run: CommandRun) -> set[str]:
 
 
 def failed_nodes(run: CommandRun) -> list[str]:
-    """Return the nodes on which the command did not end well, and was not taken away by a fault."""
-    taken = taken_nodes(run)
-    return [node for node in run.nodes if run.exits.get(node) != GOOD and node not in taken]
+    """Return the nodes that no fault took away and on which the command did not end well.
+
+    A node without a recorded end of its command is among them.
+    """
+    gone_nodes = taken_nodes(run)
+    return [node for node in run.nodes if run.exits.get(node) != GOOD and node not in gone_nodes]
 
 
-def _did_not_complete(run: CommandRun, problem: str) -> CommandFailed:
-    """Return the error of an unbroken run that failed: its cause in one line, and a part of the log in notes."""
+def _failure_of(run: CommandRun, problem: str) -> CommandFailed:
+    """Return the error of an unbroken run that failed, with its cause and a part of the log."""
     ends = log_ends(run, failed_nodes(run))
     cause = f": {ends[0].error}" if ends and ends[0].error else ""
     log = ends[0].path if ends else run.directory / LOGS
-    told = f"the unbroken run of {run.experiment.job} did not complete: {problem}{cause}; see {log}"
-    error = CommandFailed("; ".join([told, *hints(run)]))
+    message = (
+        f"the unbroken run of {run.experiment.job} did not complete: {problem}{cause}; see {log}"
+    )
+    error = CommandFailed("; ".join([message, *hints(run)]))
     for end in ends:
         error.add_note(str(end))
     return error
 
 
-def _bad_ends(run: CommandRun, taken: set[str]) -> list[str]:
+def _bad_ends(run: CommandRun, gone_nodes: set[str]) -> list[str]:
+    """Return in words each bad end of a command on a node that no fault took away."""
     return [
         f"the command on {node} {describe_end(*end)}"
         for node, end in sorted(run.exits.items())
-        if end != GOOD and node not in taken
+        if end != GOOD and node not in gone_nodes
     ]
 
 
 class CommandTwins:
-    """Unbroken runs of commands that are known, each with the variables and files that it found.
+    """A cache of unbroken runs of commands, each with the variables and files that were its input.
 
-    A file that a command writes is no input of this command. Which files these are is seen by looking
-    before and after each run.
+    A file that a command writes is not an input of this command. The cache finds these files by
+    digests before and after each run.
 
     Args:
-        without: the directory of the runs themselves, in which no input lies.
+        without: the directory of the runs themselves, which holds no inputs.
     """
 
     def __init__(self, without: Path) -> None:
         self._inputs = InputFiles(without)
         self._twins: dict[str, list[tuple[CommandTwin, Digests]]] = {}
-        self._written: dict[str, set[str]] = {}
-        self._crowded: set[str] = (
-            set()
-        )  # directories of which stderr has said that they hold too many files
+        self._written_paths: dict[str, set[str]] = {}
+        # directories with too many files, for which a warning was printed
+        self._crowded_directories: set[str] = set()
 
     def get(self, experiment: CommandExperiment) -> CommandTwin | None:
-        """Return the twin of an experiment that finds the same variables and files, if it is known."""
+        """Return the twin of an experiment with the same variables and files, or None.
+
+        Too many files give None and a warning on stderr.
+        """
         try:
             files = self._inputs.look(experiment)
         except TooManyFiles:
-            self._tell_crowded(experiment.working_directory)
+            self._warn_crowded(experiment.working_directory)
             return None
         key = _key(experiment)
-        written = self._written.get(key, set())
+        written_paths = self._written_paths.get(key, set())
         twins = self._twins.get(key, [])
-        return next((twin for twin, was in twins if not differing(was, files) - written), None)
+        return next(
+            (
+                twin
+                for twin, twin_files in twins
+                if not differing(twin_files, files) - written_paths
+            ),
+            None,
+        )
 
     def put(self, experiment: CommandExperiment, twin: CommandTwin) -> None:
-        """Keep a twin that has just been run; one whose files are too many to look at is not used again."""
+        """Store a twin that has just been run, unless its files are too many to compare."""
         with suppress(TooManyFiles):
             self._twins.setdefault(_key(experiment), []).append(
                 (twin, self._inputs.look(experiment))
             )
 
     @contextmanager
-    def noting_files(self, experiment: CommandExperiment) -> Iterator[None]:
-        """Note which files the command writes that runs meanwhile."""
+    def recording_files(self, experiment: CommandExperiment) -> Iterator[None]:
+        """Record the files that change during a ``with`` block as written by the command.
+
+        Nothing is recorded if there are too many files, or the block raises an error.
+        """
         try:
-            before = self._inputs.look(experiment)
+            files_before = self._inputs.look(experiment)
         except TooManyFiles:
             yield
             return
         yield
         with suppress(TooManyFiles):
-            written = differing(before, self._inputs.look(experiment))
-            self._written.setdefault(_key(experiment), set()).update(written)
+            written_paths = differing(files_before, self._inputs.look(experiment))
+            self._written_paths.setdefault(_key(experiment), set()).update(written_paths)
 
-    def _tell_crowded(self, directory: str) -> None:
-        """Say once on stderr that the unbroken run of a command serves one test only."""
-        if directory in self._crowded:
+    def _warn_crowded(self, directory: str) -> None:
+        """Warn on stderr, once for a directory, that its unbroken runs are not reused."""
+        if directory in self._crowded_directories:
             return
-        self._crowded.add(directory)
+        self._crowded_directories.add(directory)
         sys.stderr.write(
             f"chaoskit: a command in {directory} may read more than {ENTRIES_MAX:,} files, so its unbroken run is run "
             "again for each test: name a smaller working_directory\n"
@@ -215,7 +264,7 @@ class CommandTwins:
 
 
 def _key(experiment: CommandExperiment) -> str:
-    """Equal for experiments whose twins can only differ by files."""
+    """Return a text that is equal for experiments with twins that can differ only by files."""
     settings = (
         experiment.command,
         experiment.watch,

@@ -1,4 +1,8 @@
-"""Where did the time go? A fold over the journals of a run, record by record, finished or not."""
+"""Account of a run's time: a fold over its journals, record by record, of a finished or a running
+run.
+
+-> experiment/run/recovery_timeline.py: the recoveries of an outcome, which a test asserts on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""One interruption of training, from the fault to the moment when another one would cost no more than this one."""
+"""An interruption of training, from the fault until another one would cost no more than this
+one.
+
+-> runlog/account/accountant.py opens and ends it; runlog/account/healing.py marks its last phases.
+runlog/outcome.py (Recovery): the same in an outcome, measured by
+experiment/run/recovery_timeline.py.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +16,25 @@ from chaoskit.vocabulary import RECOVERY_PHASES
 
 @dataclass(slots=True)
 class Setback:
-    """A loss, numbers that did not count, or a planned change of the world. Times are CLOCK_MONOTONIC in ns.
+    """A loss, bad numbers, or a planned change of the world. Times are CLOCK_MONOTONIC in ns.
 
     Attributes:
-        cause: of :data:`chaoskit.vocabulary.LOSS_CAUSES`, or one of :mod:`chaoskit.runlog.account.time_account`.
-        begun_ns: when the fault struck. Where that is not known: a usual step after the last commit, or the notice.
-        noticed_ns: when it was noticed, or planned.
-        workers: those that were lost.
-        fault: the injected one, in words; empty where none is known.
-        step: the newest that was committed before.
-        generation: that trains on; 0 while there is none.
-        world_before, world: ranks.
-        ends: phase of a recovery -> when it was over for the last rank.
-        settled: no rank commits the first good step any more: phases up to it are final, and each later one is when it
-            is over.
+        cause: a value of :data:`chaoskit.vocabulary.LOSS_CAUSES`, or a cause of
+            :mod:`chaoskit.runlog.account.time_account`.
+        begun_ns: the time of the fault. If it is not known, a usual step after the last commit, or
+            the detection.
+        noticed_ns: the time of the detection, or of the plan.
+        step: the newest step committed before.
+        generation: the generation that trains on; 0 while there is none.
+        rank: the first lost rank, or None.
+        workers: the lost workers.
+        fault: the injected fault in words; empty if none is known.
+        detail: the detail of the first loss.
+        planned: the change of the world was planned.
+        world_before, world: the number of ranks before and after; 0 while it is not known.
+        ends: phase of a recovery -> its end with the last rank.
+        settled: no rank commits the first good step any more. The phases up to it are final; each
+            later one is final when it ends.
     """
 
     cause: str
@@ -43,33 +54,39 @@ class Setback:
 
     @property
     def nodes(self) -> list[str]:
-        """Of the workers that were lost, each once."""
+        """The nodes of the lost workers, each once."""
         return list(dict.fromkeys(worker.rpartition(".")[0] for worker in self.workers))
 
     @property
     def good_ns(self) -> int | None:
-        """The end of the first good step; None while there is none."""
+        """The end of the first good step in ns; None while there is none."""
         return next(
             (end_ns for phase, _, end_ns in self.spans() if phase == STANDING_PHASES[-1]), None
         )
 
     @property
     def seconds(self) -> float | None:
-        """From the fault to the first good step: as long as the phases up to there together."""
+        """The seconds from the fault to the end of the first good step; None before it."""
         good_ns = self.good_ns
         return None if good_ns is None else (good_ns - self.begun_ns) / 1e9
 
     def spans(self) -> list[tuple[str, int, int]]:
-        """Phases with begin and end, one after the other: what was over before its turn came takes no time."""
-        found, before_ns = [], self.begun_ns
+        """Return the phases in sequence, each with begin and end in ns.
+
+        A phase that ended before the one before it takes no time.
+        """
+        spans, before_ns = [], self.begun_ns
         for phase in RECOVERY_PHASES:
             if phase in self.ends:
                 end_ns = max(before_ns, self.ends[phase])
-                found.append((phase, before_ns, end_ns))
+                spans.append((phase, before_ns, end_ns))
                 before_ns = end_ns
-        return found
+        return spans
 
     def mark(self, phase: str, t_ns: int) -> None:
-        """``phase`` is over at ``t_ns``, or later. What is settled is not moved by a record that comes late."""
+        """Record that ``phase`` ends at ``t_ns``, or later.
+
+        A late record does not move a settled phase.
+        """
         if not (self.settled and phase in STANDING_PHASES):
             self.ends[phase] = max(t_ns, self.ends.get(phase, 0))

@@ -1,4 +1,7 @@
-"""What the wall time of a run was spent on, and the ratios that the field computes from it."""
+"""The account of a run's wall time, and the ratios that are computed from it.
+
+-> runlog/account/accountant.py: which record spends time on which part.
+"""
 
 from __future__ import annotations
 
@@ -10,40 +13,47 @@ import msgspec
 
 from chaoskit.vocabulary import RECOVERY_PHASES
 
-#: What time can be spent on, beside the phases of a recovery.
+#: Parts of the time, beside the phases of a recovery.
 PRODUCTIVE, STALLED, RECOMPUTED, RESIZE = "productive", "checkpoint stalls", "recomputed", "resize"
 WAITING, START_UP, CLOSING, IN_FLIGHT = "waiting for nodes", "start-up", "closing", "step in flight"
 
-#: Why time is lost where no worker was. Other causes are those of :data:`chaoskit.vocabulary.LOSS_CAUSES`.
+#: Causes of lost time without a lost worker. Other causes are those of
+#: :data:`chaoskit.vocabulary.LOSS_CAUSES`.
 PLANNED, UNEXPLAINED, CHECKPOINT = "planned resize", "unexplained", "checkpoint"
 
-#: Phases in which training stands still; after the first good step it goes on.
+#: Phases in which training makes no progress; after the first good step it goes on.
 STANDING_PHASES = RECOVERY_PHASES[:5]
 
-#: Causes that are no failure.
+#: Causes that are not failures.
 _NO_FAILURE = frozenset({PLANNED, CHECKPOINT, START_UP, WAITING, CLOSING, IN_FLIGHT})
 
 Spent = Mapping[tuple[str, str], int]
 
 
 class TimeAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the wall time went, in seconds. The parts add up to ``wall_s``, and so do ``productive_s`` and ``lost_s``.
+    """The wall time of a run by its use, in seconds.
+
+    The parts add up to ``wall_s``, and so do ``productive_s`` and ``lost_s``.
 
     Attributes:
-        productive_s: steps that were committed and live on, each once.
-        stalled_s: of steps, waiting for a copy of the state to be finished.
-        recomputed_s: attempts and committed steps that were thrown away and computed again; batches that were skipped.
-        recovery_s: by phase of :data:`chaoskit.vocabulary.RECOVERY_PHASES`, as far as training stood still. The first
-            good step is productive for as long as a usual step takes; what it takes beyond that counts here.
-        resize_s: what planned changes of the world added to the step after them.
-        waiting_s: a worker was ready to train and waited for other nodes.
-        startup_s: until the first group of ranks could be used, but for the wait.
-        closing_s: after the last step.
-        in_flight_s: of a run that is not over, the step that it is in.
-        degraded_s: of ``productive_s``, with fewer ranks than the full world; ``missing_s`` weighs it with the share
-            of ranks that were missing.
-        lost_s: all that is not productive, by cause.
-        failures: how often training was set back by something that was not asked for.
+        wall_s: the wall time.
+        productive_s: steps that were committed and kept, each once.
+        stalled_s: the time of steps in which ranks waited for a copy of the state.
+        recomputed_s: attempts and committed steps that were thrown away and computed again, and
+            skipped batches.
+        recovery_s: phase of :data:`chaoskit.vocabulary.RECOVERY_PHASES` -> the time in which
+            training made no progress. The first good step is productive for as long as a usual step
+            takes; the time beyond that counts here.
+        resize_s: the time that planned changes of the world added to the step after them.
+        waiting_s: the time in which a worker was ready to train and waited for other nodes.
+        startup_s: the time until the first group of ranks could be used, without that wait.
+        closing_s: the time after the last step.
+        in_flight_s: the time of the current step of a run that is not over.
+        degraded_s: the part of ``productive_s`` with fewer ranks than the full world.
+        missing_s: that part, weighted with the share of ranks that were missing.
+        lost_s: cause -> time that is not productive.
+        failures: how often training was set back by an event that was not planned.
+        steps: the number of finished steps, skipped ones too.
     """
 
     wall_s: float
@@ -64,58 +74,64 @@ class TimeAccount(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def goodput(self) -> float:
-        """Productive time / wall time."""
+        """Productive time divided by wall time; 0 without wall time."""
         return self.productive_s / self.wall_s if self.wall_s else 0.0
 
     @property
     def trained_s(self) -> float:
-        """Productive time and stalls: what an unbroken run would have spent on the same steps."""
+        """Seconds of productive time and stalls.
+
+        An unbroken run would have spent this time on the same steps.
+        """
         return self.productive_s + self.stalled_s
 
     @property
     def failure_s(self) -> float:
-        """Time lost to failures: recoveries, what had to be computed again, and waits for nodes after them."""
+        """Seconds lost to failures: recoveries, recomputed steps, waits for nodes after them."""
         return sum(seconds for cause, seconds in self.lost_s.items() if cause not in _NO_FAILURE)
 
     @property
     def ettr_wall(self) -> float:
         """ETTR per wall-clock hour: ``trained / wall``.
 
-        Effective training time ratio as in Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning
-        Research Clusters" (HPCA 2025): productive run time over the wall-clock time of the job run. Waiting in a queue
-        counts; unproductive are restarts and the work that is repeated. What a checkpoint costs is not deducted. Its
-        expected value with a rate of failures per *wall* hour is ``1 - rate * cost``.
+        Effective training time ratio as in Kokolis et al., "Revisiting Reliability in Large-Scale
+        Machine Learning Research Clusters" (HPCA 2025). It is productive run time over the
+        wall-clock time of the job run. Waiting in a queue counts; restarts and repeated work are
+        unproductive.
+        The cost of checkpoints is not deducted. Its expected value with a rate of failures per
+        *wall* hour is ``1 - rate * cost``.
         """
         return self.trained_s / self.wall_s if self.wall_s else 0.0
 
     @property
     def ettr_productive(self) -> float:
-        """ETTR per productive hour: ``trained / (trained + lost to failures) = MTTF / (MTTF + MTTR)``.
+        """ETTR per productive hour: ``trained / (trained + lost to failures) = MTTF / (MTTF +
+        MTTR)``.
 
-        The renewal view of classic availability, in which failures come at a rate per *productive* hour:
-        ``T = W (1 + rate * cost)``, as in published models of cluster cost. Start-up, queues and planned changes are
-        left out: it says what failures alone cost.
+        The renewal view of classic availability, in which failures come at a rate per *productive*
+        hour. Published models of cluster cost use ``T = W (1 + rate * cost)``. Start-up, queues
+        and planned changes are left out, so it is the cost of failures alone.
         """
         total_s = self.trained_s + self.failure_s
         return self.trained_s / total_s if total_s else 0.0
 
     @property
     def mean_recovery_s(self) -> float | None:
-        """MTTR: time lost to failures / failures; None without one."""
+        """MTTR: seconds lost to failures / failures; None without a failure."""
         return self.failure_s / self.failures if self.failures else None
 
     @property
     def mean_between_failures_s(self) -> float | None:
-        """MTTF on the productive clock: trained time / failures; None without one."""
+        """MTTF on the productive clock: trained seconds / failures; None without a failure."""
         return self.trained_s / self.failures if self.failures else None
 
     @property
     def degraded_share(self) -> float:
-        """Of productive time, the share with fewer ranks than the full world."""
+        """The share of productive time, from 0 to 1, with fewer ranks than the full world."""
         return self.degraded_s / self.productive_s if self.productive_s else 0.0
 
     def parts(self) -> Iterator[tuple[str, float]]:
-        """Every part with its seconds, in the order in which people read them; they sum to the wall time."""
+        """Yield every part with its seconds, in the order of reports; they sum to the wall time."""
         yield PRODUCTIVE, self.productive_s
         yield STALLED, self.stalled_s
         yield RECOMPUTED, self.recomputed_s
@@ -127,7 +143,7 @@ class TimeAccount(msgspec.Struct, frozen=True, kw_only=True):
         yield IN_FLIGHT, self.in_flight_s
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, with the ratios."""
+        """Return the account and its ratios as JSON values."""
         ratios = {
             "goodput": self.goodput,
             "ettr_wall": self.ettr_wall,
@@ -141,7 +157,8 @@ class TimeAccount(msgspec.Struct, frozen=True, kw_only=True):
 class Recently(msgspec.Struct, frozen=True, kw_only=True):
     """The ratios of :class:`TimeAccount` over the last part of a run, ``wall_s`` long.
 
-    Time counts when it was spent: steps that were thrown away since are not productive, whenever that was found out.
+    Time counts when it was spent. Steps that were thrown away since are not productive, even if
+    that was found later.
     """
 
     wall_s: float
@@ -151,7 +168,7 @@ class Recently(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recently_of(spent: Spent) -> Recently:
-    """From nanoseconds by part and cause, of that part of the run."""
+    """Return the ratios of a part of a run, from its nanoseconds by part and cause."""
     account = account_of(spent, degraded_ns=0, missing_ns=0.0, failures=0, steps=0)
     return Recently(
         wall_s=account.wall_s,
@@ -164,7 +181,15 @@ def recently_of(spent: Spent) -> Recently:
 def account_of(
     spent: Spent, *, degraded_ns: int, missing_ns: float, failures: int, steps: int
 ) -> TimeAccount:
-    """From nanoseconds by part and cause."""
+    """Return the account of a run, from its nanoseconds by part and cause.
+
+    Args:
+        spent: (part, cause) -> nanoseconds.
+        degraded_ns: the productive time with fewer ranks than the full world.
+        missing_ns: that time, weighted with the share of ranks that were missing.
+        failures: how often training was set back by an event that was not planned.
+        steps: the number of finished steps, skipped ones too.
+    """
     parts, causes = Counter[str](), Counter[str]()
     for (part, cause), amount_ns in spent.items():
         parts[part] += amount_ns

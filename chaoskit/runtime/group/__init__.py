@@ -1,1 +1,1 @@
-"""Process groups of one generation: how members meet, how they leave at once, and how they move to the next one."""
+"""Process groups of one generation: how members meet, leave at once, and move to the next one."""

@@ -1,10 +1,14 @@
 """A process group of one generation that can be left at once.
 
-gloo cannot abort: after a kill only the ring neighbours get an error, and its ``abort`` and ``shutdown`` unblock
-nobody. What does: shutting down the sockets that the group opened (1.5 ms until everybody is out). They are recognised
-as the connected sockets that appeared in this process while the group was built with eager connections; the listening
-one must stay, because gloo ends the process when ``accept`` fails. :mod:`chaoskit.runtime.group.transfers` frees those
-whom gloo then forgets. NCCL has an abort of its own.
+gloo cannot abort. After a kill only the ring neighbours get an error, and its ``abort`` and
+``shutdown`` unblock no thread. Shutting down the sockets that the group opened does (1.5 ms until
+all ranks are out). They are the connected sockets that appeared in this process while the group was
+built with eager connections. The listening socket must stay open, because gloo ends the process
+when ``accept`` fails. :mod:`chaoskit.runtime.group.transfers` frees the waiters that gloo then
+forgets. NCCL has its own abort.
+
+-> group/regroup.py: when a group is built, aborted and freed. group/world.py: the groups of sharded
+jobs.
 """
 
 from __future__ import annotations
@@ -21,31 +25,38 @@ import torch
 from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]  # public, though not in __all__
 
 from chaoskit.runtime.group.collective import GroupFailed, Work
-from chaoskit.runtime.group.transfers import WaitingLine
+from chaoskit.runtime.group.transfers import TransferThread
 
-_foreign: set[str] = set()
+_foreign_links: set[str] = set()
 _foreign_lock = threading.Lock()
 
 
 def disown(fd: int) -> None:
-    """Tell that socket ``fd`` does not belong to a process group that may be under construction."""
+    """Mark socket ``fd`` as not belonging to a process group that may be under construction.
+
+    An abort of that group would otherwise shut it down.
+    """
     with _foreign_lock:
-        _foreign.add(os.readlink(f"/proc/self/fd/{fd}"))
+        _foreign_links.add(os.readlink(f"/proc/self/fd/{fd}"))
 
 
 def reown(fd: int) -> None:
-    """Forget ``fd``, before it is closed."""
+    """Remove the mark of ``fd``. Call it before the socket is closed."""
     with _foreign_lock:
-        _foreign.discard(os.readlink(f"/proc/self/fd/{fd}"))
+        _foreign_links.discard(os.readlink(f"/proc/self/fd/{fd}"))
 
 
 class Group:
-    """Collectives of one generation, over gloo or NCCL, with one interface.
+    """The collectives of one generation, over gloo or NCCL, with one interface.
+
+    To start an operation, and to wait for it, raises GroupFailed if a rank is lost or the group is
+    left. Making the group returns once all ranks are connected; it raises errors of ``store`` and
+    of the backend.
 
     Args:
         store: where the members exchange addresses.
-        address: of this host, as its peers can reach it.
-        timeout_s: last resort of the backend itself; faults are noticed long before.
+        address: the address of this host, as its peers can reach it.
+        timeout_s: the last resort of the backend itself; faults are noticed long before.
     """
 
     def __init__(
@@ -60,37 +71,44 @@ class Group:
     ) -> None:
         self.rank, self.size, self._device = rank, size, device
         self._aborted = False
-        self._line: WaitingLine | None = None
+        self._transfers: TransferThread | None = None
         self._connections = Connections()
         if device.type == "cuda":
             self._backend: Any = _nccl(store, rank, size, device, timeout_s)
         else:
             self._backend = gloo(store, rank, size, address, timeout_s)
             self._connections.find()
-            self._line = WaitingLine()
+            self._transfers = TransferThread()
 
     def send(self, tensor: torch.Tensor, dst: int, tag: int) -> Work:
-        """Start to send."""
+        """Start to send ``tensor`` to rank ``dst``, and return the transfer."""
         return self._start(self._backend.send, [tensor], dst, tag)
 
     def recv(self, tensor: torch.Tensor, src: int, tag: int) -> Work:
-        """Start to receive into ``tensor``."""
+        """Start to receive into ``tensor`` from rank ``src``, and return the transfer."""
         return self._start(self._backend.recv, [tensor], src, tag)
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
-        """Start to sum ``tensor`` over all ranks, in place."""
+        """Start to sum ``tensor`` over all ranks, in place, and return the transfer."""
         return self._start(self._backend.allreduce, [tensor])
 
     def _start(self, operation: Callable[..., Any], *arguments: Any) -> Work:
+        """Start an operation of the backend, and return its transfer.
+
+        Raise GroupFailed if the group is to blame for an error.
+        """
         try:
             work = operation(*arguments)
         except RuntimeError as error:
             _fail(error)
-        return _Operation(self._line.add(work) if self._line is not None else work)
+        return _Operation(self._transfers.add(work) if self._transfers is not None else work)
 
     @contextmanager
     def coalesce(self) -> Iterator[None]:
-        """Issue the point-to-point calls of the block as one batch (NCCL; gloo starts each at once)."""
+        """Issue the point-to-point calls of the block as one batch.
+
+        This is for NCCL; gloo starts each call at once.
+        """
         if self._device.type != "cuda":
             yield
             return
@@ -104,26 +122,32 @@ class Group:
                 _fail(error)
 
     def close(self) -> None:
-        """Free what this object holds beside the backend, and wait until that can be freed without waiting."""
+        """Close the duplicates of sockets, and wait until the backend has no operation left.
+
+        The wait ends with the backend's own timeout. The backend can then be freed at once.
+        """
         self._connections.close()
-        if self._line is not None:
-            self._line.abort()
-            self._line.join()
+        if self._transfers is not None:
+            self._transfers.abort()
+            self._transfers.join()
 
     def abort(self) -> None:
-        """Get every rank out of every collective of this group. May be called from any thread, more than once."""
+        """Make all ranks leave all collectives of this group.
+
+        May be called from any thread, and more than once.
+        """
         if self._aborted:
             return
         self._aborted = True
-        if self._line is None:
+        if self._transfers is None:
             self._backend.abort()
             return
-        self._line.abort()
+        self._transfers.abort()
         self._connections.shut_down()
 
 
 class _Operation:
-    """An operation under way, which fails with the group."""
+    """An operation in progress. Waiting for it raises GroupFailed for errors of the group."""
 
     __slots__ = ("_work",)
 
@@ -138,21 +162,30 @@ class _Operation:
 
 
 def _fail(error: RuntimeError) -> NoReturn:
-    """Raise what an error of the backend means: a device without memory, or a broken one, is no fault of the group."""
+    """Raise GroupFailed for an error of the backend.
+
+    Errors of the device itself, such as a lack of memory, are raised unchanged.
+    """
     if isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError, GroupFailed)):
         raise error
     raise GroupFailed(str(error)) from error
 
 
 class Connections:
-    """The connected sockets that appear in this process while a gloo group is built: made before it, asked after."""
+    """The connected sockets that appear in this process while a gloo group is built.
+
+    Make the object before the group, and call :meth:`find` after it.
+    """
 
     def __init__(self) -> None:
         self._before = _sockets()
         self._handles: list[int] = []
 
     def find(self) -> None:
-        """The group is built: remember what it has opened."""
+        """Find and duplicate the sockets that the group has opened.
+
+        Call it once the group is built.
+        """
         self._handles = _connected(self._before)
 
     def shut_down(self) -> None:
@@ -162,18 +195,19 @@ class Connections:
             _shut_down(handle)
 
     def close(self) -> None:
-        """Forget them; the group's own descriptors stay open."""
+        """Close the duplicates; the group's own descriptors stay open."""
         handles, self._handles = self._handles, []
         for handle in handles:
             os.close(handle)
 
 
 def gloo(store: Store, rank: int, size: int, address: str, timeout_s: float) -> ProcessGroupGloo:
-    """gloo's own group, every pair connected.
+    """Return torch's gloo group with all pairs connected.
 
     Args:
-        address: of this host, as its peers can reach it.
-        timeout_s: after which an operation fails that nobody ended.
+        store: where the members exchange addresses.
+        address: the address of this host, as its peers can reach it.
+        timeout_s: the time after which an operation fails.
     """
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=timeout_s)
@@ -182,6 +216,7 @@ def gloo(store: Store, rank: int, size: int, address: str, timeout_s: float) -> 
 
 
 def _nccl(store: Store, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
+    """Return torch's NCCL group with all ranks connected."""
     from torch.distributed import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
@@ -192,40 +227,43 @@ def _nccl(store: Store, rank: int, size: int, device: torch.device, timeout_s: f
 
 
 def _sockets() -> dict[int, str]:
-    """Descriptors of this process that are sockets, each with its inode: numbers are reused, inodes are not."""
-    found = {}
+    """Return the socket descriptors of this process, each with its inode.
+
+    Inodes identify sockets, as descriptor numbers are reused.
+    """
+    inodes = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             link = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue  # closed meanwhile, or the listing itself
         if link.startswith("socket:"):
-            found[int(name)] = link
-    return found
+            inodes[int(name)] = link
+    return inodes
 
 
 def _connected(before: dict[int, str]) -> list[int]:
-    """Duplicates of the connected TCP sockets that are not in ``before`` and not known to be somebody else's.
+    """Return duplicates of the connected TCP sockets that have appeared since ``before``.
 
-    What was accepted by a listener of ``before`` is somebody else's, too.
+    Disowned sockets are left out, and sockets that a listener of ``before`` has accepted.
     """
     with _foreign_lock:
-        known = _foreign.union(before.values())
+        excluded_links = _foreign_links.union(before.values())
     ports = _listening_ports(before)
     handles = []
     for descriptor, link in _sockets().items():
-        if link in known:
+        if link in excluded_links:
             continue
         try:
             handle = os.dup(descriptor)
         except OSError:
             continue  # closed meanwhile
-        peer = socket.socket(fileno=handle)
-        listening = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        internet = peer.family in (socket.AF_INET, socket.AF_INET6)
-        ours = internet and not listening and peer.getsockname()[1] not in ports
-        peer.detach()
-        if ours:
+        connection = socket.socket(fileno=handle)
+        is_listening = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
+        is_of_group = is_internet and not is_listening and connection.getsockname()[1] not in ports
+        connection.detach()
+        if is_of_group:
             handles.append(handle)
         else:
             os.close(handle)
@@ -233,7 +271,7 @@ def _connected(before: dict[int, str]) -> list[int]:
 
 
 def _listening_ports(sockets: dict[int, str]) -> set[int]:
-    """Local ports on which one of these sockets accepts connections."""
+    """Return the local ports on which one of these sockets accepts connections."""
     ports = set()
     for descriptor in sockets:
         try:
@@ -241,13 +279,14 @@ def _listening_ports(sockets: dict[int, str]) -> set[int]:
         except OSError:
             continue  # closed meanwhile
         with listener:
-            internet = listener.family in (socket.AF_INET, socket.AF_INET6)
-            if internet and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            is_internet = listener.family in (socket.AF_INET, socket.AF_INET6)
+            if is_internet and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 ports.add(listener.getsockname()[1])
     return ports
 
 
 def _shut_down(handle: int) -> None:
+    """Shut down the connection of a socket descriptor, and close the descriptor."""
     connection = socket.socket(fileno=handle)
     try:
         connection.shutdown(socket.SHUT_RDWR)

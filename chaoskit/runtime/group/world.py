@@ -1,10 +1,12 @@
-"""torch's registry of process groups for one generation, which can be left at once.
+"""The process groups of one generation in torch's registry, which can be left at once.
 
-Whoever shards a model (FSDP2, tensor parallelism) takes groups from a device mesh, and that takes them from torch's
-global registry. :class:`World` fills the registry for one generation and empties it again. On CPU every group in it is
-a :class:`LeavableGroup`: gloo, but nobody waits inside gloo, and an abort frees all who wait (see
-:mod:`chaoskit.runtime.group.process_group` for how, and for why gloo alone cannot do it). On GPUs it is NCCL, which can
-be aborted.
+Sharded models (FSDP2, tensor parallelism) take groups from a device mesh, which takes them from
+torch's global registry. :class:`World` fills the registry for one generation and empties it again.
+On CPU every group in it is a :class:`LeavableGroup`: a gloo group in which no thread waits inside
+gloo, and an abort frees all waiting threads. See :mod:`chaoskit.runtime.group.process_group` for
+how this works, and why gloo alone cannot do it. On GPUs it is NCCL, which can be aborted.
+
+-> group/regroup.py: when a generation is over, so that its world is left.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # public, tho
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from chaoskit.runtime.group.process_group import Connections, gloo
-from chaoskit.runtime.group.transfers import GroupAborted, Transfer, WaitingLine
+from chaoskit.runtime.group.transfers import GroupAborted, Transfer, TransferThread
 
-#: Shows, for as long as it is entered, that the caller waits for other ranks.
+#: A context in which the caller is shown as waiting for other ranks.
 Waiting = Callable[[], AbstractContextManager[None]]
 
-#: Under this name torch knows the backend.
+#: The name of the backend in torch.
 BACKEND = "chaoskit"
 
-#: What torch calls on a group, in any of the versions that we support.
+#: The methods that torch calls on a group, in all supported versions.
 _COLLECTIVES = (
     "_allgather_base",
     "_reduce_scatter_base",
@@ -59,15 +61,24 @@ _COLLECTIVES = (
 
 
 class _Work(dist.Work):
-    """An operation under way; waiting for it ends with the group at the latest."""
+    """An operation in progress. Waiting for it raises GroupAborted once the group is left."""
 
     def __init__(self, transfer: Transfer, work: Any, waiting: Waiting) -> None:
         super().__init__()
         self._transfer, self._work, self._waiting = transfer, work, waiting
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return True when the operation is complete.
+
+        Args:
+            timeout: ignored; the wait ends with the group or at the backend's own timeout.
+
+        Raises:
+            GroupAborted: if the group was left.
+            RuntimeError: the backend's own error.
+        """
         if self._transfer.done:
-            self._transfer.wait()  # for its error
+            self._transfer.wait()  # raises its error
         else:
             with self._waiting():
                 self._transfer.wait()
@@ -88,11 +99,13 @@ class _Work(dist.Work):
 
 
 class LeavableGroup(dist.ProcessGroup):
-    """A gloo group that :meth:`leave` gets every rank out of.
+    """A gloo group with collectives that all ranks can leave at once, by :meth:`leave`.
+
+    It has the methods of a group of torch, each of which starts an operation as :meth:`start` does.
 
     Args:
-        address: of this host, as its peers can reach it.
-        waiting: is entered while somebody waits for other ranks.
+        address: the address of this host, as its peers can reach it.
+        waiting: entered while a thread waits for other ranks.
     """
 
     def __init__(
@@ -104,47 +117,60 @@ class LeavableGroup(dist.ProcessGroup):
         address: str,
         waiting: Waiting = nullcontext,
     ) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]  # torch's types know another constructor only
+        super().__init__(rank, size)  # type: ignore[call-arg]  # another constructor in torch's stubs
         self._connections = Connections()
         backend = gloo(store, rank, size, address, timeout_s)
         self._connections.find()
-        # twice: torch asks this object for the backend of a device, and a call of the base class would come back here
+        # two objects: torch asks this one for a device's backend, and base calls return here
         self._inner = dist.ProcessGroup(store, rank, size)
         for group in (self, self._inner):
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
             group._register_backend(
                 torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend
             )
-        self._line, self._waiting = WaitingLine(), waiting
-        self._starting, self._left = threading.Lock(), False
+        self._transfers, self._waiting = TransferThread(), waiting
+        self._start_lock, self._is_left = threading.Lock(), False
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return BACKEND
 
     def start(self, name: str, *arguments: Any) -> _Work:
-        """Start the collective that torch calls ``name``."""
-        with self._starting:
-            if self._left:  # nobody would end it before the backend's own time is up
+        """Start the collective with torch's name ``name``, and return the operation in progress.
+
+        Raises:
+            GroupAborted: if the group was left.
+            RuntimeError: the backend's own error.
+        """
+        with self._start_lock:
+            if self._is_left:  # otherwise it would last until the backend's own timeout
                 raise GroupAborted("the process group was left")
             work = getattr(self._inner, name)(*arguments)
-            transfer = self._line.add(work)
+            transfer = self._transfers.add(work)
         return _Work(transfer, work, self._waiting)
 
     def leave(self) -> None:
-        """Get every rank out of every collective of this group. May be called from any thread, more than once."""
-        with self._starting:
-            self._left = True
-        self._line.abort()
+        """Make all ranks leave all collectives of this group.
+
+        May be called from any thread, and more than once.
+        """
+        with self._start_lock:
+            self._is_left = True
+        self._transfers.abort()
         self._connections.shut_down()
 
     def close(self) -> None:
-        """Free what this object holds beside the backend, and wait until that can be freed without waiting."""
+        """Close the duplicates of sockets, and wait until the backend has no operation left.
+
+        The wait ends with the backend's own timeout. The backend can then be freed at once.
+        """
         self._connections.close()
-        self._line.abort()
-        self._line.join()
+        self._transfers.abort()
+        self._transfers.join()
 
 
 def _collective(name: str) -> Callable[..., _Work]:
+    """Return the method that torch calls for the collective ``name``."""
+
     def call(self: LeavableGroup, *arguments: Any) -> _Work:
         return self.start(name, *arguments)
 
@@ -157,13 +183,16 @@ for _name in _COLLECTIVES:
 
 
 class World:
-    """The default group of one generation, and what meshes are made of it. One at a time in a process.
+    """The default group of one generation, and the groups of its meshes.
+
+    A process has one at a time. Making it registers the default group with torch, and waits for all
+    ranks. If that fails, nothing stays registered, and the error is raised.
 
     Args:
-        store: where the members exchange addresses; interrupting it ends what waits for a group to be built.
-        address: of this host, as its peers can reach it.
-        timeout_s: last resort of the backend itself; faults are noticed long before.
-        waiting: is entered while somebody waits for other ranks.
+        store: where the members exchange addresses; interrupting it ends the wait for a group.
+        address: the address of this host, as its peers can reach it.
+        timeout_s: the last resort of the backend itself; faults are noticed long before.
+        waiting: entered while a thread waits for other ranks.
     """
 
     def __init__(
@@ -179,115 +208,139 @@ class World:
     ) -> None:
         self.rank, self.size, self._device = rank, size, device
         self._address, self._timeout_s, self._waiting = address, timeout_s, waiting
-        self._store = (
-            store  # torch keeps a part of it only, and asks it again for every further group
-        )
+        self._store = store  # torch keeps only a part alive, and uses it for further groups
         self._groups: list[LeavableGroup] = []
-        self._left = False
-        cuda = device.type == "cuda"
-        if not cuda:
-            _makers.append(self._make)
-            _register()
+        self._is_left = False
+        is_cuda = device.type == "cuda"
+        if not is_cuda:
+            _group_makers.append(self._make_group)
+            _register_backend()
         try:
             dist.init_process_group(
-                "nccl" if cuda else f"cpu:{BACKEND}",
+                "nccl" if is_cuda else f"cpu:{BACKEND}",
                 store=store,
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=timeout_s),
-                device_id=device if cuda else None,
+                device_id=device if is_cuda else None,
             )
         except BaseException:
             self._forget()
             raise
 
-    def _make(self, store: Store, rank: int, size: int) -> LeavableGroup:
+    def _make_group(self, store: Store, rank: int, size: int) -> LeavableGroup:
+        """Return a new group of this world, as torch asks for one.
+
+        It is left at once if the world was left.
+        """
         group = LeavableGroup(store, rank, size, self._timeout_s, self._address, self._waiting)
         self._groups.append(group)
-        if self._left:  # while it was built
+        if self._is_left:  # the world was left while the group was built
             group.leave()
         return group
 
     def mesh(self, sizes: dict[str, int]) -> DeviceMesh:
-        """A mesh over all ranks; its dimensions by name, the last one varies fastest."""
-        made = init_device_mesh(
+        """Return a mesh over all ranks.
+
+        It is the object of the last world, brought up to date, if this process has the same rank in
+        an equal mesh again.
+
+        Args:
+            sizes: the size of each dimension by name; the last one varies fastest.
+        """
+        new_mesh = init_device_mesh(
             self._device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
         )
-        return _remembered.mesh(self.rank, made)
+        return _meshes.mesh(self.rank, new_mesh)
 
     def leave(self) -> None:
-        """Get every rank out of every collective. May be called from any thread, more than once."""
-        self._left = True
+        """Make all ranks leave all collectives.
+
+        May be called from any thread, and more than once.
+        """
+        self._is_left = True
         if self._device.type == "cuda":
             dist.distributed_c10d._abort_process_group()
         for group in list(self._groups):
             group.leave()
 
-    def retire(self, *, remember: bool = False) -> None:
-        """Empty torch's registry, so that another world can be made. Freeing gloo takes 10 ms a pair: in a thread.
+    def retire(self, *, keep_caches: bool = False) -> None:
+        """Empty torch's registry, so that another world can be made.
+
+        The groups are freed in a thread, as gloo needs 10 ms for each pair.
 
         Args:
-            remember: what torch has found out about operations on DTensors, for a world in which this process has the
-                same place. Not to be asked for when an error ended the world before any step had shown it to be right.
+            keep_caches: keep torch's caches of operations on DTensors, for a world in which this
+                process has the same place. Do not set it if an error ended the world before a step
+                has shown them to be right.
         """
         self._forget()
-        if not remember:
-            _remembered.forget()
+        if not keep_caches:
+            _meshes.forget()
         groups, self._groups = self._groups, []
-        # no daemon: an interpreter that ends while gloo is freed crashes
+        # not a daemon: an interpreter that ends while gloo is freed crashes
         threading.Thread(target=_dispose, args=(groups,), name="dispose").start()
 
     def _forget(self) -> None:
-        if self._make in _makers:
-            _makers.remove(self._make)
+        """Remove this world from torch's registry."""
+        if self._make_group in _group_makers:
+            _group_makers.remove(self._make_group)
         if dist.is_initialized():
             dist.destroy_process_group()
-        # torch names groups by a count, which it leaves when a group could not be made: all ranks must begin with one
+        # torch numbers groups, and keeps the count if a group fails: all ranks must begin alike
         dist.distributed_c10d._world.group_count = 0
 
 
 def _dispose(groups: list[LeavableGroup]) -> None:
+    """Close the groups, wait for their operations, and free them."""
     for group in groups:
         group.close()
     groups.clear()
 
 
 class _Meshes:
-    """What torch remembers of operations on DTensors, half a second's work, from one world to the next.
+    """torch's caches of operations on DTensors, kept from one world to the next.
 
-    It finds that again by the shape of their mesh, and gives results that mesh: of a world that was left, in which this
-    process may have had another rank. So where a process has its old place a mesh is not another object but the old
-    one, brought up to date; else all of it is forgotten.
+    They take half a second to fill. torch finds entries by the shape of the mesh, and puts that
+    mesh into results. It belongs to a world that was left, in which this process may have had
+    another rank. If a process has the same place again, the old mesh object is brought up to date
+    and reused. Otherwise all caches are cleared.
     """
 
     def __init__(self) -> None:
         self._rank = -1
-        self._known: DeviceMesh | None = None
+        self._mesh: DeviceMesh | None = None
 
-    def mesh(self, rank: int, made: DeviceMesh) -> DeviceMesh:
-        """``made``, or what stands for it. Of several meshes in one world nothing is remembered but of the last one."""
-        known = self._known
-        if known is None or rank != self._rank or known != made or _names(known) != _names(made):
+    def mesh(self, rank: int, new_mesh: DeviceMesh) -> DeviceMesh:
+        """Return ``new_mesh``, or the old mesh that now stands for it.
+
+        If a world has several meshes, only those of the last one are cached.
+        """
+        old_mesh = self._mesh
+        if (
+            old_mesh is None
+            or rank != self._rank
+            or old_mesh != new_mesh
+            or _names(old_mesh) != _names(new_mesh)
+        ):
             self.forget()
-            self._rank, self._known = rank, made
-            return made
-        vars(known).clear()
-        vars(known).update(vars(made))
-        return known
+            self._rank, self._mesh = rank, new_mesh
+            return new_mesh
+        vars(old_mesh).clear()
+        vars(old_mesh).update(vars(new_mesh))
+        return old_mesh
 
     def forget(self) -> None:
-        """Whatever there is."""
+        """Clear torch's caches, and forget the old mesh."""
         from torch.distributed.tensor import DTensor, _redistribute
 
-        self._known = None
+        self._mesh = None
         DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
         for owner, name in (
             (torch._C, "_clear_DTensor_sharding_propagator_cache"),
             (_redistribute, _PLANNER_CACHE),
         ):
-            if (
-                clear := getattr(owner, name, None)
-            ) is not None:  # older versions have no such caches
+            if (clear := getattr(owner, name, None)) is not None:  # newer versions of torch only
                 clear()
 
 
@@ -295,20 +348,20 @@ _PLANNER_CACHE = "clear_redistribute_planner_cache"
 
 
 def _names(mesh: DeviceMesh) -> object:
-    """Of the groups behind a mesh; in a version of torch that has none, something that equals nothing."""
+    """Return the group names of a mesh, or an object that equals nothing if torch has none."""
     return getattr(mesh, "_dim_group_names", object())
 
 
-_remembered = _Meshes()
-_makers: list[Callable[[Store, int, int], LeavableGroup]] = []
+_meshes = _Meshes()
+_group_makers: list[Callable[[Store, int, int], LeavableGroup]] = []
 
 
-def _register() -> None:
-    """Tell torch of the backend, once."""
+def _register_backend() -> None:
+    """Register the backend with torch, unless it is registered."""
     if BACKEND in dist.Backend.backend_list:
         return
 
     def make(options: Any, _: Any) -> LeavableGroup:
-        return _makers[-1](options.store, options.group_rank, options.group_size)
+        return _group_makers[-1](options.store, options.group_rank, options.group_size)
 
     dist.Backend.register_backend(BACKEND, make, extended_api=True, devices=["cpu"])

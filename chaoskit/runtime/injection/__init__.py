@@ -1,1 +1,1 @@
-"""What a worker does to itself when a fault orders it: the in-process faults, and reports read back from the target."""
+"""The in-process faults: acts that a worker carries out on itself when a fault orders them."""

@@ -1,4 +1,7 @@
-"""The acts by name. Loaded by a worker when a fault orders the first one."""
+"""The table of acts by name. A worker loads it when a fault orders the first act.
+
+-> faults/processes and faults/numbers order the acts. step/hooks.py: where a worker waits for them.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,16 @@ _ACTS: dict[str, Callable[[InjectionContext, dict[str, Any]], None]] = {
 
 
 def carry_out(name: str, options: dict[str, Any], context: InjectionContext) -> None:
-    """Do one act. ``context.report(effective, observed)`` is called with what the target shows afterwards.
+    """Carry out one act, now or at a later moment of the step.
+
+    The act calls ``context.report(effective, observed)`` with the observed effect. Some acts that
+    end, block or burden the process do not report: the fault observes those from outside.
 
     Raises:
-        InjectedError: for the act ``raise``. MemoryError: for ``memory_error``.
-        BadInput: if the model has nothing that the options name.
+        InjectedError: for the act ``raise``.
+        MemoryError: for ``memory_error``.
+        BadInput: if the model lacks an object that the options name.
+        ChaoskitError: if there is no act of this name, or the act needs a worker that trains.
     """
     act = _ACTS.get(name)
     if act is None:

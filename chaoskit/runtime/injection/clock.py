@@ -1,4 +1,7 @@
-"""A wall clock that is wrong, in one process only."""
+"""A jump of the wall clock of one process.
+
+-> faults/processes/clock.py orders it. coordinator/detectors/clocks.py: a clock that is off.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _SLACK_S = 1.0  # between two readings of two clocks on a busy machine
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _time, _time_ns = time.time, time.time_ns
-_offset_ns = 0  # by which the clock of this process has jumped
+_offset_ns = 0  # the clock of this process has jumped by this
 
 
 class _Timespec(ctypes.Structure):
@@ -22,17 +25,19 @@ class _Timespec(ctypes.Structure):
 
 
 def kernel_clock_s() -> float:
-    """CLOCK_REALTIME, asked of the kernel without Python's ``time`` module."""
+    """Return CLOCK_REALTIME in seconds, read from the kernel without Python's ``time`` module."""
     now = _Timespec()
     _libc.clock_gettime(time.CLOCK_REALTIME, ctypes.byref(now))
     return float(now.seconds) + float(now.nanoseconds) / 1e9
 
 
 def _jumped_time() -> float:
+    """Return ``time.time()`` after the jump."""
     return _time() + _offset_ns / 1e9
 
 
 def _jumped_time_ns() -> int:
+    """Return ``time.time_ns()`` after the jump."""
     return _time_ns() + _offset_ns
 
 
@@ -40,14 +45,14 @@ _Datetime: TypeAlias = dt.datetime
 
 
 class _Like(type):
-    """Every datetime is an instance, those made before the jump, too."""
+    """A metaclass for which every datetime is an instance, including those made before the jump."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _Datetime)
 
 
 class _JumpedDatetime(_Datetime, metaclass=_Like):
-    """``datetime.datetime`` by the clock that jumped."""
+    """The class ``datetime.datetime`` with the clock that jumped."""
 
     @classmethod
     def now(cls, tz: dt.tzinfo | None = None) -> Any:
@@ -63,7 +68,11 @@ class _JumpedDatetime(_Datetime, metaclass=_Like):
 
 
 def jump(context: InjectionContext, options: dict[str, Any]) -> None:
-    """Let this process's wall clock be ``seconds`` further ahead from now on. Monotonic clocks are not touched."""
+    """Move this process's wall clock ahead by ``seconds``, in Python's ``time`` and ``datetime``.
+
+    A negative number moves it back. Monotonic clocks are not touched. Several jumps add up. The
+    report has the distance to the kernel's clock.
+    """
     global _offset_ns  # noqa: PLW0603 - there is one clock a process
     _offset_ns += round(options["seconds"] * 1e9)
     _rebind(
@@ -74,14 +83,14 @@ def jump(context: InjectionContext, options: dict[str, Any]) -> None:
         dt.datetime.now(dt.UTC).timestamp() - kernel_clock_s(),
     ]
     effective = all(abs(shown_s - _offset_ns / 1e9) < _SLACK_S for shown_s in ahead_s)
-    shown = f"time.time() is {ahead_s[0]:+.3f} s and datetime.now() {ahead_s[1]:+.3f} s off the kernel's CLOCK_REALTIME"
-    context.report(effective, shown)
+    observed = f"time.time() is {ahead_s[0]:+.3f} s and datetime.now() {ahead_s[1]:+.3f} s off the kernel's CLOCK_REALTIME"
+    context.report(effective, observed)
 
 
 def _rebind(replacements: dict[int, Any]) -> None:
-    """Replace objects, given by identity, wherever a module holds them by name: ``from time import time``, too."""
-    ours = sys.modules[__name__]
+    """Replace objects, given by identity, in every module that has a name for them."""
+    this_module = sys.modules[__name__]
     for module in list(sys.modules.values()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if id(value) in replacements and module is not ours:
-                setattr(module, name, replacements[id(value)])
+        for name, held in list(getattr(module, "__dict__", {}).items()):
+            if id(held) in replacements and module is not this_module:
+                setattr(module, name, replacements[id(held)])

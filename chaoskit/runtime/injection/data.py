@@ -1,4 +1,7 @@
-"""Acts on the data path: batches that come late, or bad."""
+"""Acts on the data path: late and bad batches.
+
+-> faults/numbers/data.py orders them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from chaoskit.runtime.state.sampling import map_tensors
 
 
 def stall(context: InjectionContext, options: dict[str, Any]) -> None:
-    """Let the next fetch of a batch take ``stall_ms`` longer."""
+    """Delay the next fetch of a batch by ``stall_ms``, and report its duration."""
     stall_s = options["stall_ms"] / 1000
 
     def wrap(fetch: Fetch, step: int, shard: int) -> Fetch:
@@ -36,9 +39,11 @@ def stall(context: InjectionContext, options: dict[str, Any]) -> None:
 
 
 def spoil(context: InjectionContext, options: dict[str, Any]) -> None:
-    """Make the data of ``shard`` of this step ``value``, as often as it is fetched here; where it has no
-    floating-point values, the loss."""
-    value = float(options["value"])
+    """Replace the floating-point data of ``shard`` of this step by ``value`` in each fetch here.
+
+    If the batch has no floating-point values, the loss is multiplied by ``value``.
+    """
+    substitute = float(options["value"])
 
     def wrap(fetch: Fetch, step: int, shard: int) -> Fetch:
         if (step, shard) != (context.step, options["shard"]):
@@ -48,30 +53,31 @@ def spoil(context: InjectionContext, options: dict[str, Any]) -> None:
             batch = fetch()
             before, values = _non_finite(batch)
             if not values:
-                _spoil_loss(context, value, f"shard {shard} of step {step}")
+                _spoil_loss(context, substitute, f"shard {shard} of step {step}")
                 return batch
-            bad = map_tensors(
-                batch, lambda tensor: torch.full_like(tensor, value) if _is_real(tensor) else tensor
+            bad_batch = map_tensors(
+                batch,
+                lambda tensor: torch.full_like(tensor, substitute) if _is_real(tensor) else tensor,
             )
-            after, _ = _non_finite(bad)
-            seen = f"shard {shard} of step {step}: {before} of {values} input values not finite before, {after} after"
-            context.report(after > before, seen)
-            return bad
+            after, _ = _non_finite(bad_batch)
+            observed = f"shard {shard} of step {step}: {before} of {values} input values not finite before, {after} after"
+            context.report(after > before, observed)
+            return bad_batch
 
         return spoiled
 
     context.injected.around_fetch.append(wrap)
 
 
-def _spoil_loss(context: InjectionContext, value: float, where: str) -> None:
-    """Of the backward pass that comes next."""
+def _spoil_loss(context: InjectionContext, substitute: float, where: str) -> None:
+    """Multiply the loss of the next backward pass by ``substitute``, and report both values."""
 
     def act(loss: Tensor) -> Tensor:
         context.injected.on_loss.remove(act)
-        bad = loss * value
-        seen = f"{where} has no floating-point inputs; its loss was {float(loss)} before, {float(bad)} after"
-        context.report(not bool(torch.isfinite(bad)), seen)
-        return bad
+        bad_loss = loss * substitute
+        observed = f"{where} has no floating-point inputs; its loss was {float(loss)} before, {float(bad_loss)} after"
+        context.report(not bool(torch.isfinite(bad_loss)), observed)
+        return bad_loss
 
     context.injected.on_loss.append(act)
 
@@ -81,7 +87,7 @@ def _is_real(tensor: Tensor) -> bool:
 
 
 def _non_finite(batch: Any) -> tuple[int, int]:
-    """How many floating-point values of a batch are not finite, and how many there are."""
+    """Return the number of floating-point values of a batch that are not finite, and of all."""
     bad: list[int] = []
     values: list[int] = []
 

@@ -1,1 +1,1 @@
-"""Checks against silent corruption: which rank or batch is responsible for numbers that are wrong or not finite."""
+"""Checks against silent corruption: the rank or batch that causes wrong or non-finite numbers."""

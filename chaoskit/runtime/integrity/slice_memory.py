@@ -1,6 +1,9 @@
-"""Digests of slices of a state right after a commit: a slice that differs before the next one was changed in between.
+"""Digests of slices of a state right after a commit.
 
-Only a commit changes the state. Two holders of one state have no majority, so each of them remembers what it had.
+Only a commit changes the state. A slice whose digest differs before the next commit was damaged in
+between. Two holders of one state have no majority, so each of them remembers its own digests.
+
+-> integrity/rank_checks.py and piece_check.py: which slices, and when; voting.py: the blame.
 """
 
 from __future__ import annotations
@@ -9,38 +12,40 @@ from collections.abc import Callable, Mapping
 
 
 class SliceMemory:
-    """What one holder remembers of its own state. Pure: knows no tensors."""
+    """The digests that one holder remembers of its own state. Pure: without tensors."""
 
     def __init__(self) -> None:
         self._step = -1
         self._digests: Mapping[int, int] = {}  # by slice, right after the commit of ``_step`` steps
-        self._torn: set[int] = (
-            set()
-        )  # slices that changed between a commit and the next, and were not compared since
+        self._torn: set[int] = set()  # changed slices that were not compared since
 
     def remember(self, step: int, digests: Mapping[int, int]) -> None:
-        """Some slices of the state after ``step`` steps."""
+        """Remember the digests of some slices of the state after ``step`` steps."""
         self._step, self._digests = step, digests
 
     def settle(self, part: int) -> bool:
-        """All holders turned out to have the same slice ``part``. Returns whether it had changed in between."""
+        """Record that all holders have the same slice ``part``. Return whether it had changed."""
         changed = part in self._torn
         self._torn.discard(part)
         return changed
 
     def forget(self) -> None:
-        """The state is another one now."""
+        """Forget everything, because the state was replaced."""
         self._step, self._digests = -1, {}
         self._torn.clear()
 
     def is_contradicted(self, step: int, due: int, digest: Callable[[int], int]) -> bool:
-        """Whether the state has changed between two commits, in slice ``due`` or in one that was not compared since.
+        """Return whether the state has changed between two commits.
 
-        A wrong number of the optimizer makes weights wrong that lie in other slices, whose turn may come before.
+        Slice ``due`` counts, and slices that were not compared since they changed. Other changed
+        slices are noted, and count from now on.
+
+        A wrong number of the optimizer makes weights wrong in other slices, which may be compared
+        before its own.
 
         Args:
-            step: committed steps.
-            digest: of a slice as it is now.
+            step: committed steps. Remembered slices of another step are not compared.
+            digest: returns the current digest of a slice.
         """
         torn = False
         if step == self._step:

@@ -1,1 +1,1 @@
-"""The reduction of gradients over the ranks: in exact tree order, or by the backend's own all-reduce."""
+"""The reduction of gradients over the ranks: in tree order, or by the backend's all-reduce."""

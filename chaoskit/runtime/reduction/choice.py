@@ -1,8 +1,12 @@
-"""The reduction of a step's gradients over the ranks, out of place, with everybody's news aboard.
+"""The choice of the reduction of a step's gradients over the ranks, out of place, with a sidecar.
 
-:class:`ExactReducer` gives the same bits at every world size and for every ownership of the shards;
-:class:`FastReducer` is the backend's all-reduce. Both tell every rank, without a further collective, the *sidecar* of
-each rank (losses, votes: a few float64, bit for bit) and whose contribution is not finite.
+:class:`ExactReducer` gives the same bits at every world size and for every ownership of the shards.
+:class:`FastReducer` is the backend's all-reduce. Both give every rank, without a further
+collective, the *sidecar* of each rank (losses, votes: a few float64, bit for bit). They also name
+the ranks that contributed non-finite numbers.
+
+-> reduction/reducer.py: the interface, and what happens to a reduction that fails.
+reduction/sidecar.py: what is in a sidecar. reduction/tree.py: the order of the additions.
 """
 
 from __future__ import annotations
@@ -33,8 +37,10 @@ __all__ = [
 ]
 
 
-def make_reducer(kind: Reduction, local: LocalGradients, sidecar_size: int) -> Reducer:
-    """The reducer that the configuration names."""
+def make_reducer(reduction: Reduction, local: LocalGradients, sidecar_size: int) -> Reducer:
+    """Return a new reducer of ``local``, of the kind that the configuration names."""
     return (
-        ExactReducer(local, sidecar_size) if kind == "exact" else FastReducer(local, sidecar_size)
+        ExactReducer(local, sidecar_size)
+        if reduction == "exact"
+        else FastReducer(local, sidecar_size)
     )

@@ -1,7 +1,10 @@
-"""The norm of a gradient that is spread over ranks, from this rank's part of it.
+"""The norm of a sharded gradient, from this rank's part of it.
 
-torch's own ``clip_grad_norm_`` gives the same number up to rounding. It works on DTensors, and on entering a new mesh
-spends half a second on deciding how each of its operations is to be sharded; here one sum is exchanged.
+torch's own ``clip_grad_norm_`` gives the same number up to rounding. It works on DTensors, and on a
+new mesh takes half a second to decide how each of its operations is sharded. Here one sum is
+exchanged.
+
+-> step/commit.py clips the gradients of replicated jobs, by torch.
 """
 
 from __future__ import annotations
@@ -15,21 +18,24 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
-_EPSILON = 1e-6  # as torch has it
+_EPSILON = 1e-6  # the value in torch
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-    """Scale all gradients in place so that their common 2-norm is at most ``max_norm``. A collective of the mesh.
+    """Scale all gradients in place so that their common 2-norm is at most ``max_norm``.
 
-    Gradients that are partial sums, which are rare, are left to torch.
+    This is a collective of the mesh, which raises RuntimeError if a rank is lost. Gradients that
+    are partial sums, which are rare, are left to torch. Parameters without a gradient are skipped.
     """
     owned = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [parameter.grad for parameter in owned if parameter.grad is not None]
-    sharded = [one for one in gradients if isinstance(one, DTensor)]
-    if any(placement.is_partial() for one in sharded for placement in one.placements):
+    sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    if any(placement.is_partial() for gradient in sharded for placement in gradient.placements):
         clip_grad_norm_(owned, max_norm)
         return
-    local = [one.to_local() if isinstance(one, DTensor) else one for one in gradients]
+    local = [
+        gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients
+    ]
     if not local:
         return
     norm = _norm(gradients, local)
@@ -37,9 +43,9 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> None:
 
 
 def _norm(gradients: list[Tensor], local: list[Tensor]) -> Tensor:
-    """Of all ranks' parts, each counted once however many ranks hold it."""
+    """Return the norm of all ranks' parts, each counted once even if several ranks hold it."""
     parts: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = defaultdict(list)
-    dtype = torch.float64 if any(one.dtype == torch.float64 for one in local) else torch.float32
+    dtype = torch.float64 if any(part.dtype == torch.float64 for part in local) else torch.float32
     for gradient, norm in zip(gradients, torch._foreach_norm(local, dtype=dtype), strict=True):
         parts[_spread_over(gradient)].append(norm)
     total = torch.zeros((), dtype=torch.float64, device=local[0].device)
@@ -52,7 +58,7 @@ def _norm(gradients: list[Tensor], local: list[Tensor]) -> Tensor:
 
 
 def _spread_over(gradient: Tensor) -> tuple[dist.ProcessGroup, ...]:
-    """The groups over which a tensor is cut into parts."""
+    """Return the process groups over which a tensor is sharded; none for a whole tensor."""
     if not isinstance(gradient, DTensor):
         return ()
     mesh = gradient.device_mesh

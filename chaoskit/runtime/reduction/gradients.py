@@ -1,4 +1,8 @@
-"""The gradients of one step on this rank: laid out flat, folded in tree order, kept until the step has committed."""
+"""The gradients of one step on this rank: laid out flat, and folded in tree order.
+
+-> reduction/tree.py: the order. reduction/reducer.py sums them over the ranks.
+coordinator/membership/assignment.py: which shards a rank owns.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,15 @@ from torch import Tensor
 
 from chaoskit.runtime.reduction.tree import Subtree, folds
 
-#: Parameters and segments start at multiples of this: aligned for SIMD, and checksums can read 8-byte words.
+#: Parameters and segments start at multiples of this, for SIMD and for checksums of 8-byte words.
 ALIGNMENT = 16
 
 
 class Bucket(NamedTuple):
-    """A contiguous piece of the flat gradient: elements ``start`` to ``stop``, whole ``parameters`` (by number)."""
+    """A contiguous part of the flat gradient.
+
+    It has the elements ``start`` to ``stop``, which are whole ``parameters`` (by number).
+    """
 
     start: int
     stop: int
@@ -25,18 +32,20 @@ class Bucket(NamedTuple):
 
 
 class FlatLayout:
-    """Where each parameter lies in a flat gradient.
+    """The position of each parameter in a flat gradient.
 
-    Parameters lie in reverse registration order, the order in which a backward pass finishes them, so that bucket 0
-    is complete first. The layout does not depend on the number of buckets; gaps are zero.
+    Parameters lie in reverse registration order, the order in which a backward pass finishes them,
+    so that bucket 0 is complete first. The layout does not depend on the number of buckets; gaps
+    are zero.
 
     Args:
         shapes, dtypes: of the parameters, in registration order.
         device: of all of them.
-        buckets: wanted number of pieces of about the same size; there are never more than parameters.
+        buckets: desired number of parts of about the same size; there are never more than
+            parameters.
 
     Attributes:
-        starts: where each parameter begins, in registration order.
+        starts: the start of each parameter, in registration order.
 
     Raises:
         ValueError: without parameters, or if one is not of a real floating-point type.
@@ -65,7 +74,10 @@ class FlatLayout:
 
     @classmethod
     def of(cls, parameters: Iterable[Tensor], buckets: int = 1) -> FlatLayout:
-        """The layout for the gradients of ``parameters``, which must be on one device (else ValueError)."""
+        """Return the layout for the gradients of ``parameters``.
+
+        Raise ValueError if they are on several devices.
+        """
         tensors = list(parameters)
         devices = {tensor.device for tensor in tensors}
         if len(devices) != 1:
@@ -77,29 +89,30 @@ class FlatLayout:
             buckets,
         )
 
-    def _cut(self, wanted: int) -> tuple[Bucket, ...]:
+    def _cut(self, count: int) -> tuple[Bucket, ...]:
+        """Return at most ``count`` buckets of about the same size."""
         buckets: list[Bucket] = []
         members: list[int] = []
         start = 0
-        ends = [
-            self.numel,
-            *self.starts,
-        ]  # of each parameter: the next one to lie in the buffer is the one before
+        ends = [self.numel, *self.starts]  # in reverse order: the next parameter is the one before
         for number in reversed(range(len(self._sizes))):
             members.append(number)
             stop, next_stop = ends[number], ends[max(number - 1, 0)]
-            is_nearest_cut = (stop + next_stop) * wanted >= 2 * self.numel * (len(buckets) + 1)
-            if not number or (is_nearest_cut and len(buckets) + 1 < wanted):
+            is_nearest_cut = (stop + next_stop) * count >= 2 * self.numel * (len(buckets) + 1)
+            if not number or (is_nearest_cut and len(buckets) + 1 < count):
                 buckets.append(Bucket(start, stop, tuple(members)))
                 start, members = stop, []
         return tuple(buckets)
 
     def allocate(self) -> Tensor:
-        """A flat gradient of zeros whose pages exist already: first touch costs ten times the copy."""
+        """Return a flat gradient of zeros whose pages exist already.
+
+        The first touch of a page takes ten times as long as a copy.
+        """
         return torch.empty(self.numel, dtype=self.dtype, device=self.device).fill_(0)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """One view into ``flat`` for each parameter, in registration order."""
+        """Return one view into ``flat`` for each parameter, in registration order."""
         places = zip(self.starts, self._sizes, self.shapes, strict=True)
         return [flat[start : start + size].view(shape) for start, size, shape in places]
 
@@ -114,7 +127,14 @@ class _Sum:
 
 @dataclass
 class _Incoming:
-    """A shard of which some buckets may be missing. ``operands``: sums it is folded into, the last one stays."""
+    """A shard of which some buckets may be missing.
+
+    Attributes:
+        node: the node of the tree that the shard completes.
+        joins: True if the shard is added to sums, False if it is a sum of its own.
+        operands: the sums into which it is folded; the last one remains.
+        added: the buckets that were added.
+    """
 
     shard: int
     node: Subtree
@@ -124,16 +144,18 @@ class _Incoming:
 
 
 class LocalGradients:
-    """What this rank contributes to one step: its shards' gradients, summed as far as the tree allows.
+    """The contribution of this rank to one step: its gradients, summed as far as possible.
 
-    No reduction changes it, so after a failed one it is simply reduced again, in another world, perhaps with shards
-    added. Transfers that an abort left behind may still read it: abort the old group before adding shards.
+    No reduction changes it. After a failed reduction it is reduced again, in another world and
+    perhaps with more shards. Transfers that an abort left behind may still read it: abort the old
+    group before adding shards.
 
     Args:
-        layout: of the gradients.
+        layout: the layout of the gradients.
         shard_count: V, the number of shards over all ranks.
-        buffers: flat gradients to prepare. One is in use with one shard a rank; another spares a survivor that takes
-            over a shard the time for new memory. More are made when needed, and kept.
+        buffers: the number of flat gradients to allocate at first. With one shard a rank, one is in
+            use. A second one saves time when a survivor takes over a shard. More are allocated when
+            needed, and kept.
     """
 
     def __init__(self, layout: FlatLayout, shard_count: int, buffers: int = 2) -> None:
@@ -141,40 +163,42 @@ class LocalGradients:
         self.shard_count = shard_count
         self._sums: dict[Subtree, _Sum] = {}
         self._incoming: _Incoming | None = None
-        self._free = [self._allocate() for _ in range(buffers)]
+        self._free_sums = [self._allocate() for _ in range(buffers)]
 
     def _allocate(self) -> _Sum:
+        """Return a new flat gradient of zeros with its views."""
         flat = self.layout.allocate()
         return _Sum(flat, self.layout.views(flat))
 
     def has(self, shard: int) -> bool:
-        """Whether ``shard`` is in the sum, completely."""
+        """Return whether ``shard`` is in the sum completely."""
         return any(shard in node.shards for node in self._sums)
 
     def shards(self) -> tuple[int, ...]:
-        """All shards that are in the sum completely, ascending."""
+        """Return all shards that are in the sum completely, ascending."""
         return tuple(shard for node in sorted(self._sums) for shard in node.shards)
 
     def pending(self, shard: int) -> tuple[int, ...]:
-        """The buckets of ``shard`` that were not added yet."""
+        """Return the buckets of ``shard`` that were not added yet."""
         if self.has(shard):
             return ()
         added = self._incoming.added if self._incoming and self._incoming.shard == shard else set()
         return tuple(bucket for bucket in range(len(self.layout.buckets)) if bucket not in added)
 
     def sums(self, bucket: int) -> dict[Subtree, Tensor]:
-        """This bucket's part of every partial sum that it is in. Read only."""
+        """Return this bucket's part of every partial sum that contains it. Read only."""
         start, stop, _ = self.layout.buckets[bucket]
-        found = {node: held.flat[start:stop] for node, held in self._sums.items()}
+        parts = {node: held.flat[start:stop] for node, held in self._sums.items()}
         if self._incoming and bucket in self._incoming.added:
-            found[self._incoming.node] = self._incoming.operands[-1].flat[start:stop]
-        return found
+            parts[self._incoming.node] = self._incoming.operands[-1].flat[start:stop]
+        return parts
 
     def add(self, shard: int, gradients: Sequence[Tensor | None]) -> None:
         """Add one shard's gradients, one for each parameter; ``None`` means zeros.
 
         Raises:
-            ValueError: if the shard is in the sum or does not exist, another is incomplete, or a shape is wrong.
+            ValueError: if the shard is in the sum or does not exist, another is incomplete, or a
+                shape is wrong.
         """
         if len(gradients) != len(self.layout.shapes):
             raise ValueError(f"{len(gradients)} gradients for {len(self.layout.shapes)} parameters")
@@ -183,10 +207,11 @@ class LocalGradients:
 
     @torch.no_grad()
     def add_bucket(self, shard: int, bucket: int, gradients: Sequence[Tensor | None]) -> None:
-        """Add one bucket of one shard, in the order of the bucket's ``parameters``; while the backward pass goes on.
+        """Add one bucket of one shard, in the order of the bucket's ``parameters``.
 
-        The shard is in the sum when all its buckets are. Until then no other can be added, and what it is being
-        folded into counts as incomplete, too.
+        It may be called during the backward pass. The shard is in the sum once all its buckets are.
+        Until then no other shard can be added, and the sum into which it is folded counts as
+        incomplete as well.
 
         Raises:
             ValueError: as :meth:`add`, and if the bucket was added before.
@@ -203,16 +228,23 @@ class LocalGradients:
         incoming.added.add(bucket)
         if len(incoming.added) == len(self.layout.buckets):
             *spent, total = incoming.operands
-            self._free += spent
+            self._free_sums += spent
             self._sums[incoming.node] = total
             self._incoming = None
 
     def _open(self, shard: int) -> _Incoming:
+        """Begin a shard, and return it with the sums into which it is folded.
+
+        These are no sums of this rank until the shard is complete.
+
+        Raises:
+            ValueError: if the shard is in the sum already, or does not exist.
+        """
         merges = folds(self._sums, shard, self.shard_count)
         if not merges:
-            own = self._free.pop() if self._free else self._allocate()
-            return _Incoming(shard, Subtree(shard, shard + 1), False, [own])
-        # Folding is in place: from the first bucket on the siblings are no longer what they were.
+            new_sum = self._free_sums.pop() if self._free_sums else self._allocate()
+            return _Incoming(shard, Subtree(shard, shard + 1), False, [new_sum])
+        # folding is in place: the siblings are no sums any more from the first bucket on
         siblings = [
             node for merge in merges for node in (merge.left, merge.right) if node in self._sums
         ]
@@ -221,6 +253,7 @@ class LocalGradients:
         )
 
     def _check(self, bucket: int, gradients: Sequence[Tensor | None]) -> None:
+        """Raise ValueError if the gradients do not fit the parameters of a bucket."""
         shapes = [self.layout.shapes[number] for number in self.layout.buckets[bucket].parameters]
         if len(gradients) != len(shapes):
             raise ValueError(
@@ -235,62 +268,67 @@ class LocalGradients:
     def _fold(
         self, incoming: _Incoming, bucket: Bucket, gradients: Sequence[Tensor | None]
     ) -> None:
+        """Add the gradients of a bucket to the sums that the shard completes, in tree order."""
         leaf, *above = incoming.operands
         places = [leaf.views[number] for number in bucket.parameters]
-        given = [
-            (place, value)
-            for place, value in zip(places, gradients, strict=True)
-            if value is not None
+        pairs = [
+            (place, gradient)
+            for place, gradient in zip(places, gradients, strict=True)
+            if gradient is not None
         ]
-        present, values = [place for place, _ in given], [value for _, value in given]
-        missing = [place for place, value in zip(places, gradients, strict=True) if value is None]
-        if present and incoming.joins:
-            torch._foreach_add_(present, values)  # saves a buffer and a copy: addition commutes
-        elif present:
-            torch._foreach_copy_(present, values)
-        if missing and incoming.joins:
+        targets, values = [place for place, _ in pairs], [gradient for _, gradient in pairs]
+        missing_targets = [
+            place for place, gradient in zip(places, gradients, strict=True) if gradient is None
+        ]
+        if targets and incoming.joins:
+            torch._foreach_add_(targets, values)  # addition commutes: saves a buffer and a copy
+        elif targets:
+            torch._foreach_copy_(targets, values)
+        if missing_targets and incoming.joins:
             torch._foreach_add_(
-                missing, 0.0
-            )  # -0.0 becomes 0.0, as it does when zeros arrive from another rank
-        elif missing:
-            torch._foreach_zero_(missing)
+                missing_targets, 0.0
+            )  # -0.0 becomes 0.0, like with zeros of another rank
+        elif missing_targets:
+            torch._foreach_zero_(missing_targets)
         partial = leaf
         for operand in above:
             operand.flat[bucket.start : bucket.stop].add_(partial.flat[bucket.start : bucket.stop])
             partial = operand
 
     def discard(self, shard: int) -> tuple[int, ...]:
-        """Take ``shard`` out of the sum. A folded sum cannot be unfolded: what it is in goes with it.
+        """Take ``shard`` out of the sum. A folded sum cannot be unfolded, so all of it is dropped.
 
         Returns:
-            The other shards that are lost and must be computed again if they are still wanted.
+            The other shards that are dropped. They must be computed again if they are still needed.
         """
         node = next((node for node in self._sums if shard in node.shards), None)
         if node is not None:
-            self._free.append(self._sums.pop(node))
+            self._free_sums.append(self._sums.pop(node))
         elif self._incoming and shard in self._incoming.node.shards:
             node = self._incoming.node
-            self._free += self._incoming.operands
+            self._free_sums += self._incoming.operands
             self._incoming = None
         return tuple(other for other in node.shards if other != shard) if node else ()
 
     def keep(self, shards: Iterable[int]) -> tuple[int, ...]:
-        """Discard all but these shards, and what is incomplete: how the next membership is entered.
+        """Discard all shards but these, and an incomplete shard.
+
+        Called when the next membership is entered.
 
         Returns:
             Those of ``shards`` that are not in the sum and must be computed.
         """
-        wanted = set(shards)
+        kept = set(shards)
         if self._incoming:
             self.discard(self._incoming.shard)
-        for shard in set(self.shards()) - wanted:
+        for shard in set(self.shards()) - kept:
             self.discard(shard)
-        return tuple(sorted(wanted - set(self.shards())))
+        return tuple(sorted(kept - set(self.shards())))
 
     def clear(self) -> None:
-        """Forget everything, for the next step. Buffers are kept for reuse."""
-        self._free += self._sums.values()
+        """Drop all sums, for the next step. Buffers are kept for reuse."""
+        self._free_sums += self._sums.values()
         self._sums.clear()
         if self._incoming:
-            self._free += self._incoming.operands
+            self._free_sums += self._incoming.operands
             self._incoming = None

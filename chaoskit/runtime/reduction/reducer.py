@@ -1,4 +1,8 @@
-"""What all reductions share: memberships, buckets under way, and buffers that outlive an abort."""
+"""The base of both reductions: memberships, buckets in progress, and lasting buffers.
+
+-> reduction/exact.py and reduction/fast.py: the transfers. step/trainer.py (``_attempt``): what
+follows from each error. group/process_group.py: how a rank leaves a transfer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chaoskit.runtime.group.collective import Group, Work
+from chaoskit.runtime.group.collective import CollectiveGroup, Work
 from chaoskit.runtime.reduction.gradients import LocalGradients
 from chaoskit.runtime.reduction.tree import Subtree, maximal_subtrees
 
@@ -25,24 +29,30 @@ class Contribution(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """The outcome of a reduction, the same on every rank.
+    """The result of a reduction, the same on every rank.
 
-    ``gradients`` are the sums over all shards, one a parameter, in its dtype; they may be changed (clipped, scaled)
-    and are valid until a bucket of the next reduction is started. If not ``finite`` they are useless: either
-    ``nonfinite`` names who is to blame, or it is empty and finite contributions overflowed when they were added.
+    Attributes:
+        gradients: the sums over all shards, one a parameter, in its dtype. They may be changed
+            (clipped, scaled), and are valid until a bucket of the next reduction is started.
+        sidecars: the sidecar of each rank, a row of float64 on the CPU.
+        finite: if False, the gradients are useless.
+        nonfinite: the contributions that are to blame. If it is empty and the result is not finite,
+            finite contributions overflowed when they were added.
+        grad_sum: int64 checksum of the gradients' bits; only meaningful if ``finite``.
     """
 
     gradients: list[Tensor]
-    sidecars: Tensor  # float64, on the CPU, one row a rank
+    sidecars: Tensor
     finite: bool
     nonfinite: tuple[Contribution, ...]
-    grad_sum: (
-        int  # int64 checksum of the gradients' bits, whatever the world; only meaningful if finite
-    )
+    grad_sum: int
 
     @property
     def guilty(self) -> dict[int, tuple[int, ...]]:
-        """The ranks whose contributions are not finite, with the shards in these. Empty after an overflow."""
+        """The ranks with contributions that are not finite, and the shards in these.
+
+        Empty after an overflow.
+        """
         shards: dict[int, tuple[int, ...]] = {}
         for rank, subtree in self.nonfinite:
             shards[rank] = shards.get(rank, ()) + tuple(subtree.shards)
@@ -50,12 +60,16 @@ class Reduced:
 
 
 class CorruptSegment(RuntimeError):
-    """A part of the result, or somebody's news, is not what its maker sent. The contribution is kept.
+    """A part of the result, or a rank's sidecar, differs from the data that was sent.
+
+    The contribution is kept.
 
     Attributes:
-        unread: ranks whose sidecars arrived damaged.
-        ranks: who made those parts; this rank itself, if its own changed after it was sent.
-        sidecars: of all ranks, as in :class:`Reduced`; zeros, which say nothing, where they arrived damaged.
+        unread: ranks of which the sidecars arrived damaged.
+        ranks: the ranks that sent the wrong parts; this rank itself, if its own part changed after
+            it was sent.
+        sidecars: of all ranks, as in :class:`Reduced`; zeros, which mean nothing, for those that
+            arrived damaged.
         what: ``gradient``, or ``news`` if no part of the result is wrong.
     """
 
@@ -71,8 +85,8 @@ class CorruptSegment(RuntimeError):
 class DoubtfulSum(RuntimeError):
     """The result is not finite here, though every contribution is. The contribution is kept.
 
-    Either the sum overflowed, and every rank finds so, or it was damaged here, and nobody else knows of it. Which of
-    the two it is, the next reduction tells.
+    Either the sum overflowed on every rank, or it was damaged on this rank only. The next reduction
+    decides which.
     """
 
     def __init__(self) -> None:
@@ -81,27 +95,34 @@ class DoubtfulSum(RuntimeError):
         )
 
 
-class World(NamedTuple):
-    """One membership as a reducer sees it."""
+class ReducerWorld(NamedTuple):
+    """A membership, as a reducer uses it: its group, and the sums that each rank contributes."""
 
-    group: Group | None
+    group: CollectiveGroup | None
     rank: int
     size: int
     contributions: tuple[Contribution, ...]  # ascending by shard
 
     @property
-    def own(self) -> tuple[Subtree, ...]:
+    def own_subtrees(self) -> tuple[Subtree, ...]:
         return tuple(subtree for rank, subtree in self.contributions if rank == self.rank)
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """The other ranks, each rank starting with its successor, so that not all send to the same one first."""
+        """The other ranks.
+
+        Each rank starts with its successor, so that they do not all send to the same rank first.
+        """
         return tuple((self.rank + distance) % self.size for distance in range(1, self.size))
 
 
 @dataclass
 class Buffers:
-    """What transfers write into. ``flat``: the result. The others may be empty."""
+    """The memory that transfers write into.
+
+    Attributes:
+        flat: the result. The others may be empty.
+    """
 
     flat: Tensor
     received: Tensor
@@ -111,18 +132,20 @@ class Buffers:
 class Reducer(ABC):
     """Reduces ``local``, step after step, in one membership after the other.
 
-    An exception out of a reduction, whatever it is, leaves the local gradients intact; the reduction is then repeated
-    after :meth:`begin` with a new group. A backend's thread may still write into the buffers of transfers that were
-    cut off, so these are set aside (:meth:`take_abandoned`), and on a CPU a second set is ready (memory of an
-    accelerator is scarce, and its aborts end all transfers: there, release first).
+    Any exception in a reduction leaves the local gradients intact. The reduction is then repeated
+    after :meth:`begin` with a new group. A backend's thread may still write into the buffers of
+    transfers that were cut off. These buffers are set aside (:meth:`take_abandoned`), and on a CPU
+    a second set is ready. Memory of an accelerator is scarce, and its aborts end all transfers:
+    there, release the buffers first.
 
     Args:
         local: this rank's contributions.
-        sidecar_size: float64 values that each rank tells all others.
+        sidecar_size: the number of float64 values that each rank sends to all others.
 
     Attributes:
-        verify: compare what was received with the checksums of those who sent it, where they are known.
-        arrived: is shown the result, one tensor a parameter in the type of the sums, before anything reads it.
+        verify: compare received data with the checksums of the senders, where these are known.
+        arrived: called with the result, one tensor a parameter in the type of the sums, before it
+            is read.
     """
 
     def __init__(self, local: LocalGradients, sidecar_size: int) -> None:
@@ -132,20 +155,22 @@ class Reducer(ABC):
         self.sidecar_size = sidecar_size
         self.verify = True
         self.arrived: Callable[[list[Tensor]], None] = lambda views: None
-        self._spare = [self._allocate() for _ in range(2 if layout.device.type == "cpu" else 1)]
+        self._spare_buffers = [
+            self._allocate() for _ in range(2 if layout.device.type == "cpu" else 1)
+        ]
         self._abandoned: list[tuple[Buffers, dict[int, Work]]] = []
         self._casts = [
             None if dtype == layout.dtype else torch.zeros(shape, dtype=dtype, device=layout.device)
             for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True)
         ]
-        self._world: World | None = None
-        self._works: dict[int, Work] = {}  # by id, those not waited for
-        self._ready: set[int] = set()
-        self._launched = 0
-        self._adopt(self._spare.pop())
+        self._world: ReducerWorld | None = None
+        self._works: dict[int, Work] = {}  # transfers not waited for, by identity
+        self._ready_buckets: set[int] = set()
+        self._launched_count = 0
+        self._adopt(self._spare_buffers.pop())
 
-    def begin(self, group: Group | None, ownership: Sequence[Iterable[int]]) -> None:
-        """Enter a membership, which drops a reduction under way.
+    def begin(self, group: CollectiveGroup | None, ownership: Sequence[Iterable[int]]) -> None:
+        """Enter a membership, and drop a reduction in progress.
 
         Args:
             group: its ranks; ``None`` for a world of one.
@@ -160,47 +185,55 @@ class Reducer(ABC):
         if len(owned) != (group.size if group else 1):
             raise ValueError(f"{len(owned)} owners for a group of {group.size if group else 1}")
         self._drop()
-        found = [
+        contributions = [
             Contribution(rank, subtree)
             for rank, shards in enumerate(owned)
             for subtree in maximal_subtrees(shards, self.shard_count)
         ]
-        found.sort(key=lambda contribution: contribution.subtree)
-        self._world = World(group, group.rank if group else 0, len(owned), tuple(found))
+        contributions.sort(key=lambda contribution: contribution.subtree)
+        self._world = ReducerWorld(
+            group, group.rank if group else 0, len(owned), tuple(contributions)
+        )
         self._plan(self._world)
 
     def start_bucket(self, bucket: int) -> None:
-        """Say that ``bucket`` of every own shard is in the local gradients: its transfers may start now.
+        """Start the transfers of ``bucket``, which the local gradients have for every own shard.
 
-        They start in the order of the buckets on every rank, whatever the order in which they become ready.
+        They start in the order of the buckets on every rank, independent of the order in which they
+        become ready.
 
         Raises:
-            RuntimeError: without a membership. ValueError: if one of this rank's shards is missing, or twice.
+            RuntimeError: without a membership.
+            GroupFailed: if a rank is lost, or the group was left.
+            ValueError: if one of this rank's shards is missing, or the bucket was started before.
         """
-        if bucket in self._ready:
+        if bucket in self._ready_buckets:
             raise ValueError(f"bucket {bucket} was started before")
         self._own_sums(bucket)
-        self._ready.add(bucket)
+        self._ready_buckets.add(bucket)
         try:
-            while self._launched in self._ready:
-                self._launch(self._launched, self._own_sums(self._launched))
-                self._launched += 1
+            while self._launched_count in self._ready_buckets:
+                self._launch(self._launched_count, self._own_sums(self._launched_count))
+                self._launched_count += 1
         except BaseException:
             self._drop()
             raise
 
     def reduce(self, sidecar: Tensor | Sequence[float]) -> Reduced:
-        """Start the buckets that are not under way, and wait for all.
+        """Start the buckets that are not in progress, wait for all, and return the result.
 
         Raises:
-            RuntimeError: without a membership. GroupFailed: if a rank is lost. CorruptSegment: if a part of the result
-                arrived damaged here; others may have received it well. DoubtfulSum: if it may have. ValueError: if one
-                of this rank's shards is missing, or the sidecar has another length.
+            RuntimeError: without a membership.
+            GroupFailed: if a rank is lost.
+            CorruptSegment: if a part of the result arrived damaged here; others may have received
+                it well.
+            DoubtfulSum: if a part may have arrived damaged.
+            ValueError: if one of this rank's shards is missing, or the sidecar has another length.
         """
         if len(sidecar) != self.sidecar_size:
             raise ValueError(f"a sidecar of {len(sidecar)} values, not {self.sidecar_size}")
         for bucket in range(len(self.layout.buckets)):
-            if bucket not in self._ready:
+            if bucket not in self._ready_buckets:
                 self.start_bucket(bucket)
         try:
             reduced = self._finish(torch.as_tensor(sidecar, dtype=torch.float64))
@@ -211,61 +244,73 @@ class Reducer(ABC):
         return reduced
 
     def take_abandoned(self) -> Callable[[], None]:
-        """The release of the buffers of all reductions cut off so far, to be called once their groups are gone.
+        """Return a function that releases the buffers of all reductions cut off so far.
 
-        Any thread may call it. Reductions that are cut off before it does have newer groups: it leaves their buffers.
+        Call it once their groups are gone; any thread may do so. It leaves the buffers of
+        reductions that are cut off after this call, as those have newer groups.
         """
         abandoned, self._abandoned = self._abandoned, []
 
         def release() -> None:
             while abandoned:
                 buffers, _ = abandoned.pop()
-                self._spare.append(buffers)
+                self._spare_buffers.append(buffers)
 
         return release
 
     def _drop(self) -> None:
-        """Leave the membership; keep what its transfers may still touch out of further use."""
+        """Leave the membership, and set aside buffers that its transfers may still touch."""
         if self._works:
             self._abandoned.append((self._buffers, self._works))
-            self._adopt(self._spare.pop() if self._spare else self._allocate())
+            self._adopt(self._spare_buffers.pop() if self._spare_buffers else self._allocate())
         self._world = None
         self._reset()
 
     def _reset(self) -> None:
+        """Forget the buckets in progress and their transfers."""
         self._works = {}
-        self._ready.clear()
-        self._launched = 0
+        self._ready_buckets.clear()
+        self._launched_count = 0
 
     def _adopt(self, buffers: Buffers) -> None:
+        """Use these buffers from now on."""
         self._buffers = buffers
         self._views = self.layout.views(buffers.flat[: self.layout.numel])
 
-    def _member(self) -> World:
+    def _member(self) -> ReducerWorld:
+        """Return the current membership. Raise RuntimeError without one."""
         if self._world is None:
             raise RuntimeError("the reducer is in no membership: call begin() first")
         return self._world
 
     def _own_sums(self, bucket: int) -> dict[Subtree, Tensor]:
-        """This rank's contribution. Shards that it computed for an earlier membership are left out."""
-        own, sums = self._member().own, self.local.sums(bucket)
-        if missing := [subtree for subtree in own if subtree not in sums]:
+        """Return the partial sums of a bucket that this rank contributes.
+
+        Shards that it computed for an earlier membership are left out.
+
+        Raises:
+            ValueError: if a shard is missing.
+        """
+        own_subtrees, sums = self._member().own_subtrees, self.local.sums(bucket)
+        if missing := [subtree for subtree in own_subtrees if subtree not in sums]:
             raise ValueError(
                 f"bucket {bucket} lacks the sums of {missing}, it holds those of {sorted(sums)}"
             )
-        return {subtree: sums[subtree] for subtree in own}
+        return {subtree: sums[subtree] for subtree in own_subtrees}
 
-    def _under_way(self, work: Work) -> Work:
+    def _track(self, work: Work) -> Work:
+        """Note a transfer that was started, and return it."""
         self._works[id(work)] = work
         return work
 
     def _wait(self, works: Iterable[Work]) -> None:
+        """Wait for noted transfers. Raise GroupFailed if one ends early."""
         for work in works:
             work.wait()
             del self._works[id(work)]
 
     def _gradients(self) -> list[Tensor]:
-        """The result in the parameters' own types."""
+        """Return the reduced gradients in the parameters' own types, in registration order."""
         pairs = [
             (cast, view)
             for cast, view in zip(self._casts, self._views, strict=True)
@@ -279,16 +324,25 @@ class Reducer(ABC):
         ]
 
     @abstractmethod
-    def _allocate(self) -> Buffers: ...
+    def _allocate(self) -> Buffers:
+        """Return a new set of buffers for the layout."""
 
     @abstractmethod
-    def _plan(self, world: World) -> None:
-        """Prepare for a membership."""
+    def _plan(self, world: ReducerWorld) -> None:
+        """Prepare the transfers and buffers for a membership."""
 
     @abstractmethod
     def _launch(self, bucket: int, sums: Mapping[Subtree, Tensor]) -> None:
-        """Start the first transfers of a bucket."""
+        """Start the first transfers of a bucket.
+
+        Args:
+            sums: this rank's partial sums of the bucket.
+        """
 
     @abstractmethod
     def _finish(self, sidecar: Tensor) -> Reduced:
-        """Complete all buckets."""
+        """Complete all buckets, and return the result.
+
+        Raises:
+            GroupFailed, CorruptSegment, DoubtfulSum: as :meth:`reduce`.
+        """

@@ -1,9 +1,14 @@
-"""What every rank tells all others beside its gradients: float64 numbers that arrive bit for bit.
+"""The sidecar of a reduction: a few float64 of every rank that arrive bit for bit.
 
     losses (V, by shard) | frozen | integers | presence ... | vote | seal ...
 
-``frozen`` and ``integers`` are digests that must be the same on every rank. ``presence`` has one bit a parameter:
-set if one of this rank's shards gave it a gradient. ``seal``: int64 words, as bits. Pure: knows no ranks, no reduction.
+``frozen`` and ``integers`` are digests that must be the same on every rank. ``presence`` has one
+bit a parameter, which is set if one of this rank's shards gave it a gradient. ``vote`` is the
+newest generation that this rank knows. ``seal`` are int64 words, as bits. Pure: without ranks and
+reductions.
+
+-> step/shardwork.py fills the sidecar in, and compares those of all ranks. integrity/voting.py: the
+words of a seal. group/regroup.py: the use of the votes.
 """
 
 from __future__ import annotations
@@ -16,17 +21,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_BITS = 48  # in one float64, which is exact up to 2**53
+_BITS = 48  # per float64, which is exact up to 2**53
 
 
 def digest(data: bytes) -> int:
-    """A number below 2**48 that differs, all but certainly, where the bytes do (BLAKE2b)."""
+    """Return a number below 2**48 that identifies the bytes (BLAKE2b)."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=_BITS // 8).digest(), "big")
 
 
 @dataclass(frozen=True)
 class SidecarLayout:
-    """Where each number lies.
+    """The position of each number in a sidecar.
 
     Args:
         shard_count: V.
@@ -52,7 +57,7 @@ class SidecarLayout:
 
     @property
     def size(self) -> int:
-        """Of one rank's sidecar, in float64."""
+        """The size of one rank's sidecar, in float64."""
         return self.vote_at + 1 + self.seal_size
 
     @property
@@ -69,7 +74,16 @@ class SidecarLayout:
         vote: int,
         seal: Sequence[int] = (),
     ) -> Tensor:
-        """One rank's sidecar, float64 of shape (size,). ``losses``: by shard. ``present``: bit i is parameter i."""
+        """Return one rank's sidecar, float64 of shape (size,).
+
+        Args:
+            losses: by shard.
+            present: the parameters with a gradient; bit i is parameter i.
+            seal: its int64 words; zeros are written if it is empty.
+
+        Raises:
+            ValueError: if the seal is neither empty nor as long as the layout says.
+        """
         numbers = [0.0] * self.shard_count
         for shard, loss in losses.items():
             numbers[shard] = loss
@@ -85,22 +99,26 @@ class SidecarLayout:
         return torch.frombuffer(data, dtype=torch.float64)
 
     def present(self, sidecars: Tensor) -> int:
-        """The parameters that got a gradient on any rank, as bits. ``sidecars``: (ranks, size)."""
-        found = 0
+        """Return the parameters that got a gradient on any rank, as bits.
+
+        Args:
+            sidecars: of shape (ranks, size).
+        """
+        bits = 0
         for row in sidecars[:, self.presence_at : self.vote_at].tolist():
-            for place, word in enumerate(row):
-                found |= int(word) << (place * _BITS)
-        return found
+            for word_index, word in enumerate(row):
+                bits |= int(word) << (word_index * _BITS)
+        return bits
 
     def lowest_vote(self, sidecars: Tensor) -> int:
-        """The newest generation that every rank knows."""
+        """Return the lowest vote: the newest generation of which every rank has the plan."""
         return int(sidecars[:, self.vote_at].min())
 
     def seals(self, sidecars: Tensor) -> list[list[int]]:
-        """The words of every rank's seal."""
+        """Return the int64 words of every rank's seal, by rank."""
         words: list[list[int]] = sidecars.view(torch.int64)[:, self.vote_at + 1 :].tolist()
         return words
 
-    def agree(self, sidecars: Tensor, place: int) -> bool:
-        """Whether every rank says the same at ``place``."""
-        return bool((sidecars[:, place] == sidecars[0, place]).all())
+    def agree(self, sidecars: Tensor, position: int) -> bool:
+        """Return whether all ranks have the same number at ``position``."""
+        return bool((sidecars[:, position] == sidecars[0, position]).all())

@@ -1,4 +1,7 @@
-"""Sums of gradients in a fixed order, with a health check and a checksum, at memory speed."""
+"""Sums of gradients in a fixed order, with a health check and a checksum, at memory speed.
+
+-> reduction/tree.py: the order.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,22 @@ from torch import Tensor
 
 from chaoskit.runtime.reduction.tree import Merge, Subtree
 
-#: Elements that are added, checked and hashed while they are in a CPU's cache.
+#: The number of elements that are added, checked and hashed while they are in a CPU's cache.
 BLOCK = 1 << 16
 
 
 def block_size(tensor: Tensor) -> int:
-    """The stride in which ``tensor`` is best walked: an accelerator wants few large kernels."""
+    """Return the number of elements to process at once: an accelerator needs few large kernels."""
     return BLOCK if tensor.device.type == "cpu" else max(tensor.numel(), 1)
 
 
 class OrderedSum:
-    """Adds tensors in the order of ``merges``; the inputs stay as they are.
+    """Adds tensors in the order of ``merges``. The inputs are not changed.
 
     Args:
         inputs: names of the tensors to be added.
-        merges: additions, operands before their parent; the last one gives the result. None for a single input.
+        merges: additions, operands before their parent; the last one gives the result. Empty for a
+            single input.
     """
 
     def __init__(self, inputs: Sequence[Subtree], merges: Sequence[Merge]) -> None:
@@ -46,7 +50,12 @@ class OrderedSum:
     def run(
         self, inputs: Mapping[Subtree, Tensor], out: Tensor, look: Callable[[Tensor], None]
     ) -> None:
-        """Write the sum to ``out``, a flat tensor as long as every input, and show each finished block to ``look``."""
+        """Write the sum to ``out``, and pass each finished block to ``look``.
+
+        Args:
+            inputs: the flat tensors, by name.
+            out: a flat tensor as long as every input.
+        """
         size = block_size(out)
         if self._scratch_count and (not self._scratch or self._scratch[0].numel() < size):
             self._scratch = [out.new_zeros(size) for _ in range(self._scratch_count)]
@@ -63,12 +72,13 @@ class OrderedSum:
             look(block)
 
 
-class Probe:
-    """Says of gradients seen block by block whether they are finite, and what their checksum is.
+class GradientProbe:
+    """The health and the checksum of gradients that are seen block by block.
 
-    A sum over a block is not finite if one element is not, and costs a tenth of looking at each. It may overflow
-    though all are finite: so it acquits, and accuses nobody. The checksum adds the bits as 8-byte words, wrapping
-    around: whatever the order of the blocks, it is the same.
+    The sum over a block is not finite if one element is not, and takes a tenth of the time of
+    testing each. It may overflow although all are finite, so it can only prove that elements are
+    finite. The checksum adds the bits as 8-byte words, wrapping around, so the order of the blocks
+    does not matter.
     """
 
     def __init__(self) -> None:
@@ -76,20 +86,23 @@ class Probe:
         self._words: list[Tensor] = []
 
     def see(self, block: Tensor) -> None:
+        """Include a block in :meth:`surely_finite` and in :meth:`checksum`."""
         self.see_values(block)
         self._words.append(block.view(torch.int64).sum())
 
     def see_values(self, block: Tensor) -> None:
-        """Look at the health of a block only."""
+        """Include a block in :meth:`surely_finite` only."""
         self._sums.append(block.sum())
 
     def surely_finite(self) -> bool:
+        """Return True if all elements are certainly finite. False proves nothing."""
         return not self._sums or bool(torch.stack(self._sums).isfinite().all())
 
     def checksum(self) -> int:
+        """Return the checksum of the blocks, as an int64; 0 without blocks."""
         return int(torch.stack(self._words).sum()) if self._words else 0
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether every element is finite. Looks at each: slow, and never wrong."""
+    """Return whether every element is finite, by testing each: slow, and exact."""
     return bool(tensor.isfinite().all())

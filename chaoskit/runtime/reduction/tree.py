@@ -1,8 +1,14 @@
-"""The canonical summation tree over the shards of the global batch. Pure: knows neither tensors nor ranks.
+"""The canonical summation tree over the shards of the global batch.
 
-A node is an aligned power-of-two range of shards, clipped to their number. Its sum is the sum of its left half plus
-the sum of its right half; a half that is clipped away passes the other one through. Floating-point addition is not
-associative, so this order, and no other, is what makes a sum the same at every world size.
+Pure: without tensors and ranks.
+
+A node is an aligned power-of-two range of shards, clipped to their number. Its sum is the sum of
+its left half plus the sum of its right half. A half that is clipped away passes the other one
+through. Floating-point addition is not associative, so only this order makes a sum the same at
+every world size.
+
+-> coordinator/membership/assignment.py gives whole subtrees to ranks. reduction/gradients.py adds
+on one rank, reduction/exact.py over the ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ class Subtree(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """One addition: ``parent = left + right``."""
+    """An addition: ``parent = left + right``."""
 
     left: Subtree
     right: Subtree
@@ -31,13 +37,16 @@ class Merge(NamedTuple):
 
 
 def halves(node: Subtree) -> tuple[Subtree, Subtree]:
-    """The two children of a node with more than one shard."""
+    """Return the left and the right child of a node with more than one shard."""
     middle = node.lo + (1 << (node.hi - node.lo - 1).bit_length()) // 2
     return Subtree(node.lo, middle), Subtree(middle, node.hi)
 
 
 def merge_above(node: Subtree, count: int) -> Merge | None:
-    """The addition that ``node`` is an operand of, in the tree over ``count`` shards; ``None`` for the root."""
+    """Return the addition in which ``node`` is an operand, in the tree over ``count`` shards.
+
+    Return None for the root.
+    """
     span = 1 << (node.hi - node.lo - 1).bit_length()
     while node != (0, count):
         span *= 2
@@ -49,7 +58,7 @@ def merge_above(node: Subtree, count: int) -> Merge | None:
 
 
 def maximal_subtrees(shards: Iterable[int], count: int) -> tuple[Subtree, ...]:
-    """The largest nodes whose shards are all among ``shards``, from left to right.
+    """Return the largest nodes whose shards are all among ``shards``, from left to right.
 
     Raises:
         ValueError: if a shard is not in ``range(count)``.
@@ -71,19 +80,21 @@ def maximal_subtrees(shards: Iterable[int], count: int) -> tuple[Subtree, ...]:
 
 
 def merge_order(subtrees: Iterable[Subtree], count: int) -> tuple[Merge, ...]:
-    """The additions that turn the sums of ``subtrees`` into the root's, operands always before their parent.
+    """Return the additions that turn the sums of ``subtrees`` into the root's.
+
+    Operands come before their parents.
 
     Raises:
         ValueError: if the subtrees are not nodes of the tree that hold every shard once.
     """
-    given = set(subtrees)
+    held_nodes = set(subtrees)
     merges: list[Merge] = []
-    found = 0
+    held_count = 0
 
     def descend(node: Subtree) -> None:
-        nonlocal found
-        if node in given:
-            found += 1
+        nonlocal held_count
+        if node in held_nodes:
+            held_count += 1
             return
         if node.hi - node.lo == 1:
             raise ValueError(f"no subtree holds shard {node.lo}")
@@ -93,18 +104,21 @@ def merge_order(subtrees: Iterable[Subtree], count: int) -> tuple[Merge, ...]:
         merges.append(Merge(left, right, node))
 
     descend(Subtree(0, count))
-    if found != len(given):
+    if held_count != len(held_nodes):
         raise ValueError(
-            f"{sorted(given)} overlap, or are not nodes of the tree over {count} shards"
+            f"{sorted(held_nodes)} overlap, or are not nodes of the tree over {count} shards"
         )
     return tuple(merges)
 
 
 def folds(held: Collection[Subtree], shard: int, count: int) -> tuple[Merge, ...]:
-    """The additions that become possible when ``shard`` joins the subtrees ``held``, innermost first.
+    """Return the additions that ``shard`` makes possible when it joins the subtrees ``held``.
 
-    Doing them at once, like the carries of a binary counter, keeps at most ``log2(count) + 1`` sums alive when shards
-    arrive in order, and leaves exactly the :func:`maximal_subtrees` when they arrive in any order.
+    They are ordered from the leaf to the root.
+
+    If they are done at once, like carries of a binary counter, at most ``log2(count) + 1`` sums
+    are alive when shards arrive in order. In any order of arrival, exactly the
+    :func:`maximal_subtrees` remain.
 
     Raises:
         ValueError: if the shard is held already, or does not exist.

@@ -1,1 +1,1 @@
-"""The training state of one rank: what is registered, how it is watched, shared, cut into pieces and replaced."""
+"""The training state of one rank: registration, watching, sharing, pieces and replacement."""

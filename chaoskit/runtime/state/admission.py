@@ -1,4 +1,9 @@
-"""What may be registered: everything that cannot give the same bits at every world size is refused, with the reason."""
+"""The conditions for registered objects.
+
+Objects that cannot give the same bits at every world size are refused, with the reason.
+
+-> state/parameter_watch.py and state/buffers.py: what a loop body must not do with them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from chaoskit.errors import BadInput
 
@@ -23,14 +28,14 @@ def require_model(model: nn.Module) -> None:
         raise BadInput(
             "model",
             type(model).__name__,
-            "register the model itself (.module): the trainer reduces",
+            "register the model itself (.module): the trainer reduces the gradients",
         )
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             remedy = "use BatchNorm: statistics of a shard are the same at every world size, those of a world are not"
             raise BadInput("model", name or type(module).__name__, remedy)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor):  # type: ignore[no-untyped-call, unused-ignore]
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             raise BadInput(
                 "model", name, "run one batch through the model first: this tensor has no shape yet"
             )
@@ -53,31 +58,34 @@ def require_model(model: nn.Module) -> None:
 
 
 def require_optimizers(optimizers: Sequence[Any], model: nn.Module) -> None:
-    """Refuse an optimizer that the trainer cannot run, or that trains what is not in the model.
+    """Refuse an optimizer that cannot be run, or that trains parameters outside of the model.
 
     Raises:
         BadInput: naming the optimizer, and the remedy.
     """
     trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    known = {id(parameter) for parameter in model.parameters()}
+    in_model = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         name = type(optimizer).__name__
         owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not owned & trained:
             raise BadInput(
-                "optimizer", name, "build it from the parameters of the registered model"
+                "optimizer", name, "build the optimizer from the parameters of the registered model"
             )
-        if owned - known:
+        if owned - in_model:
             remedy = "register one module that holds all of its parameters (nn.ModuleList): some are not in the model"
             raise BadInput("optimizer", name, remedy)
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
-            remedy = "use one that needs no closure: it would evaluate the loss while other ranks wait in a commit"
+            remedy = (
+                "use an optimizer that needs no closure: it would compute the loss while other "
+                "ranks wait in a commit"
+            )
             raise BadInput("optimizer", name, remedy)
 
 
 def require_schedulers(schedulers: Sequence[Any]) -> None:
-    """Refuse a scheduler that wants to be told a metric, or that computes in tensors.
+    """Refuse a scheduler that needs a metric, or that computes in tensors.
 
     Raises:
         BadInput: naming the scheduler, and the remedy.

@@ -1,7 +1,10 @@
-"""State from the tiers that outlive every node: read straight into place, and verified as it is read.
+"""State from the tiers that outlive every node: read into place, and verified meanwhile.
 
-The world that stored it may have had any size: each rank reads the boxes that it holds now. A snapshot that is not what
-was written is set aside, for all who come later, and the next older one is taken.
+The world that stored it may have had any size: each rank reads the boxes that it holds now. A
+damaged snapshot is set aside, so that the next plan names an older one.
+
+-> step/restore.py and state/pieces.py: when a store is read. checkpoint/disk/snapshot.py: a stored
+snapshot; checkpoint/remote/tier.py: the store. daemon/archive.py offers what is stored.
 """
 
 from __future__ import annotations
@@ -23,26 +26,31 @@ from chaoskit.runtime.state.naming import SCALARS, decode_scalars, path_of
 from chaoskit.runtime.state.peer import Corrupt, PeerLost, Pulled, publish, receive_into
 from chaoskit.runtime.state.replica import Replica
 from chaoskit.runtime.state.sharding import ShardedState
-from chaoskit.wire.messages import Snapshot
+from chaoskit.wire.messages import OfferedSnapshot
 
 
-def read_sharded(snapshot: Snapshot, state: ShardedState) -> None:
-    """Give ``state`` the numbers of a stored snapshot: this rank's boxes of them.
+def read_sharded(snapshot: OfferedSnapshot, state: ShardedState) -> None:
+    """Read this rank's boxes of a stored snapshot into ``state``.
+
+    After an error the state is incomplete.
 
     Raises:
-        Corrupt: if it is not what was written; it is set aside. PeerLost: if it cannot be read.
+        Corrupt: if the snapshot is damaged; it is set aside.
+        PeerLost: if it cannot be read.
         BadInput: if it is the state of another model.
     """
     with _Reading(snapshot) as stored:
         names = {slot.path: name for slot, name in _slots(stored, state.parameter_names)}
         slots = [slot for slot, _ in _slots(stored, state.parameter_names)]
-        held = [one for one in state.prepare(slots) if one.tensor.numel()]
-        stored.read_into({names[one.path]: (one.tensor, one.box) for one in held})
+        held = [target for target in state.prepare(slots) if target.tensor.numel()]
+        stored.read_into({names[target.path]: (target.tensor, target.box) for target in held})
         state.load_scalars(decode_scalars(stored.read_object(SCALARS)), stored.manifest.step)
 
 
-def pull_stored(replica: Replica, snapshot: Snapshot) -> Pulled:
-    """Replace the state of ``replica`` by a stored snapshot. After an error it must pull again.
+def pull_stored(replica: Replica, snapshot: OfferedSnapshot) -> Pulled:
+    """Replace the state of ``replica`` by a stored snapshot, and return what was read.
+
+    After an error the replica has no state, and must pull again.
 
     Raises:
         Corrupt, PeerLost, BadInput: as :func:`read_sharded`.
@@ -68,9 +76,13 @@ def pull_stored(replica: Replica, snapshot: Snapshot) -> Pulled:
 
 
 class _Reading:
-    """Opens a stored snapshot, and turns what goes wrong with it into what the workers' side of a restore knows."""
+    """A stored snapshot that is open for reading.
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    An error in the block becomes Corrupt or PeerLost; BadInput is raised as it is. A damaged
+    snapshot is set aside, so that no later reader takes it.
+    """
+
+    def __init__(self, snapshot: OfferedSnapshot) -> None:
         self._snapshot = snapshot
         self._remote: RemoteTier | None = None
 
@@ -82,6 +94,7 @@ class _Reading:
             raise
 
     def _open(self) -> StoredSnapshot:
+        """Return the snapshot, opened on a disk or in an object store."""
         path = self._snapshot.path
         if "://" not in path:
             return StoredSnapshot.open(Path(path))
@@ -91,7 +104,7 @@ class _Reading:
         return self._remote.open(name)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+        self, error_type: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         remote, self._remote = self._remote, None
         path = self._snapshot.path
@@ -99,7 +112,7 @@ class _Reading:
             if isinstance(error, Damaged):
                 if remote is not None:
                     remote.set_aside(path.rpartition("/")[2], str(error))
-                elif Path(path).exists():  # else another rank was faster
+                elif Path(path).exists():  # otherwise another rank was faster
                     DiskTier(Path(path).parent).quarantine(Path(path), str(error))
                 raise Corrupt(str(error)) from error
         finally:
@@ -112,17 +125,21 @@ class _Reading:
 
 
 def _slots(stored: StoredSnapshot, parameters: Sequence[str]) -> list[tuple[Slot, str]]:
-    """What is stored, each tensor whole, under the path it has in memory, with its stored name."""
-    found, offset = [], 0
-    for name, items in stored.items.items():
-        if items[0].dtype:
-            slot = Slot(path_of(name, parameters), items[0].dtype, items[0].shape, offset)
-            found.append((slot, name))
+    """Return the slot of each stored tensor with its stored name.
+
+    Each tensor is whole, under the path that it has in memory.
+    """
+    slots, offset = [], 0
+    for name, entries in stored.items.items():
+        if entries[0].dtype:
+            slot = Slot(path_of(name, parameters), entries[0].dtype, entries[0].shape, offset)
+            slots.append((slot, name))
             offset += aligned(slot.size_bytes)
-    return found
+    return slots
 
 
 def _tensor(data: memoryview, slot: Slot) -> torch.Tensor:
+    """Return the memory of a slot in ``data`` as a tensor."""
     dtype = dtype_named(slot.dtype)
     if not slot.size_bytes:
         return torch.empty(slot.shape, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Objects in collections, remembered by identity."""
+"""The objects in collections, remembered by identity."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ class HeldObjects:
     """The objects that some collections held when this was made.
 
     Args:
-        held: lists, and views of dicts, which show later changes.
+        containers: lists, and views of dicts, which show later changes.
 
     Attributes:
-        objects: all of them, in order.
+        objects: all objects, in order.
     """
 
-    def __init__(self, held: Sequence[Collection[Any]]) -> None:
-        self._held = held
-        self._sizes = list(map(len, held))
-        self.objects = list(chain.from_iterable(held))
+    def __init__(self, containers: Sequence[Collection[Any]]) -> None:
+        self._containers = containers
+        self._sizes = list(map(len, containers))
+        self.objects = list(chain.from_iterable(containers))
 
     def are_same(self) -> bool:
         """Return whether each collection holds the same objects, in the same order."""
-        same_sizes = list(map(len, self._held)) == self._sizes
-        return same_sizes and all(map(is_, chain.from_iterable(self._held), self.objects))
+        same_sizes = list(map(len, self._containers)) == self._sizes
+        return same_sizes and all(map(is_, chain.from_iterable(self._containers), self.objects))
 
 
 def are_identical(now: Sequence[Any], before: Sequence[Any]) -> bool:

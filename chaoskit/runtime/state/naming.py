@@ -1,6 +1,9 @@
-"""The names of a stored state, for whoever reads it without chaoskit: those of ``state_dict()``, joined with dots.
+"""The names of a stored state: those of ``state_dict()``, joined with dots, for all readers.
 
-In memory a tensor of an optimizer is known by the number of its parameter, in a store by the parameter's name.
+In memory, a tensor of an optimizer is named by the number of its parameter. In a store, it is named
+by the parameter's name.
+
+-> daemon/saving.py writes stored snapshots; state/from_store.py reads them.
 """
 
 from __future__ import annotations
@@ -14,16 +17,19 @@ import torch
 
 from chaoskit.runtime.state.registered import MODEL, OPTIMIZER
 
-#: Of the object with all numbers beside the tensors: learning rates, schedulers, the step.
+#: The name of the object with all numbers: learning rates, schedulers, the step.
 SCALARS = "scalars"
 _STORED_MODEL, _STORED_OPTIMIZER = "model.", "optimizer.state."
 
 
 def stored_name(path: str, parameters: Sequence[str]) -> str:
-    """The name under which ``path`` is stored: ``model.head.weight``, ``optimizer.state.head.weight.exp_avg``.
+    """Return the name under which the tensor of a path is stored.
+
+    Examples are ``model.head.weight`` and ``optimizer.state.head.weight.exp_avg``.
 
     Args:
-        parameters: their names, in the order of the optimizers; "" for one that has none, which keeps its number.
+        parameters: the names of the parameters, in the order of the optimizers; "" for a parameter
+            without a name, which keeps its number.
     """
     if path.startswith(MODEL):
         return _STORED_MODEL + path.removeprefix(MODEL)
@@ -33,7 +39,10 @@ def stored_name(path: str, parameters: Sequence[str]) -> str:
 
 
 def path_of(name: str, parameters: Sequence[str]) -> str:
-    """The path of a tensor by its stored name; one that is not of this state gets a path that nothing has."""
+    """Return the path of a tensor, given its stored name.
+
+    A tensor that is not in this state gets a path that no tensor has.
+    """
     if name.startswith(_STORED_MODEL):
         return MODEL + name.removeprefix(_STORED_MODEL)
     parameter, _, key = name.removeprefix(_STORED_OPTIMIZER).rpartition(".")
@@ -42,13 +51,16 @@ def path_of(name: str, parameters: Sequence[str]) -> str:
 
 
 def parameter_names(scalars: bytes) -> list[str]:
-    """The names that a state's numbers tell."""
-    found: list[str] = msgspec.msgpack.decode(scalars).get("names", [])
-    return found
+    """Return the parameter names in encoded numbers, in the order of the optimizers.
+
+    The list is empty if the numbers have no names.
+    """
+    names: list[str] = msgspec.msgpack.decode(scalars).get("names", [])
+    return names
 
 
 def encode_scalars(scalars: bytes, step: int) -> bytes:
-    """The numbers of a state as an object that ``torch.load(weights_only=True)`` reads."""
+    """Return the numbers of a state as an object that ``torch.load(weights_only=True)`` reads."""
     target = io.BytesIO()
     numbers: dict[str, Any] = msgspec.msgpack.decode(scalars, strict=False)
     torch.save({"step": step, **numbers}, target)
@@ -56,6 +68,6 @@ def encode_scalars(scalars: bytes, step: int) -> bytes:
 
 
 def decode_scalars(data: bytes) -> bytes:
-    """The reverse of :func:`encode_scalars`."""
+    """Return the numbers that :func:`encode_scalars` was given."""
     numbers: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
     return msgspec.msgpack.encode(numbers)

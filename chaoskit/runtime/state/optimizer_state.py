@@ -3,6 +3,8 @@
 Tensors may lie in nested lists, tuples and dicts. The numbers then hold the nested structure, with
 the path of a tensor in its place. NumPy numbers keep their type: sums of another type are rounded
 differently.
+
+-> state/registered.py: the whole list of numbers. state/naming.py: names in a store.
 """
 
 from __future__ import annotations
@@ -31,33 +33,38 @@ _TORCH = frozenset({"defaults", "state", "param_groups", "step", "_step_count", 
 _TORCH_PREFIXES = ("_optimizer_", "_zero_grad_", "_warned_", "_hook_for_")
 
 
-# -- nested state -------------------------------------------------------------------------------------------------
+# -- nested state ----------------------------------------------------------------------------------
 
 
 def tensors_in(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield each tensor in a value of the state, with its path."""
+    """Yield each tensor in a value of an optimizer's state, with its path."""
     if isinstance(value, Tensor):
         yield path, value
     elif type(value) in _CONTAINERS:
-        for key, item in _items(value):
-            yield from tensors_in(item, _below(path, key))
+        for key, element in _items(value):
+            yield from tensors_in(element, _below(path, key))
 
 
-def rehome(value: Any, path: str, home: Callable[[str, Tensor], Tensor]) -> Any:
-    """Put ``home(path, tensor)`` in the place of each tensor; lists and dicts stay the same objects."""
+def rehome(value: Any, path: str, replace: Callable[[str, Tensor], Tensor]) -> Any:
+    """Return the value with each tensor replaced by ``replace(path, tensor)``.
+
+    Lists and dicts are changed in place.
+    """
     if isinstance(value, Tensor):
-        return home(path, value)
+        return replace(path, value)
     if type(value) is tuple:
-        items = tuple(rehome(item, _below(path, key), home) for key, item in _items(value))
-        return value if all(map(_is_same, items, value)) else items
+        elements = tuple(
+            rehome(element, _below(path, key), replace) for key, element in _items(value)
+        )
+        return value if all(map(_is_same, elements, value)) else elements
     if type(value) in (dict, list):
-        for key, item in list(_items(value)):
-            value[key] = rehome(item, _below(path, key), home)
+        for key, element in list(_items(value)):
+            value[key] = rehome(element, _below(path, key), replace)
     return value
 
 
 def encode(value: Any, path: str) -> Any:
-    """Return a value of the state as numbers, with references to the tensors in it.
+    """Return a value of the state as numbers, with references in place of tensors.
 
     Raises:
         ChaoskitError: if something in it is neither.
@@ -66,19 +73,21 @@ def encode(value: Any, path: str) -> Any:
         return {_TENSOR: path}
     if type(value) not in _CONTAINERS:
         return encode_numbers(value, tensors=False)
-    items = [(key, encode(item, _below(path, key))) for key, item in _items(value)]
+    pairs = [(key, encode(element, _below(path, key))) for key, element in _items(value)]
     if isinstance(value, dict):
         if not all(isinstance(key, (str, int)) for key in value):
             raise ChaoskitError(
                 "a dict whose keys are no strings or integers cannot be shared with peers"
             )
-        return dict(items)
-    encoded = [item for _, item in items]
+        return dict(pairs)
+    encoded = [element for _, element in pairs]
     return {_TUPLE: encoded} if isinstance(value, tuple) else encoded
 
 
 def encode_numbers(value: Any, *, tensors: bool = True) -> Any:
-    """Return ``value`` as :func:`plain` does, NumPy numbers with their type.
+    """Return ``value`` in a form that msgpack encodes; NumPy numbers keep their type.
+
+    Tuples become lists, and keys of dicts that are no integers become strings.
 
     Args:
         tensors: take a tensor of one element as a number.
@@ -91,28 +100,31 @@ def encode_numbers(value: Any, *, tensors: bool = True) -> Any:
     if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         return {_NUMPY: value.dtype.name, "value": value.item()}
     if isinstance(value, (list, tuple)):
-        return [encode_numbers(item, tensors=tensors) for item in value]
+        return [encode_numbers(element, tensors=tensors) for element in value]
     if isinstance(value, dict):
         named = {
-            key if isinstance(key, (str, int)) else str(key): item for key, item in value.items()
+            key if isinstance(key, (str, int)) else str(key): element
+            for key, element in value.items()
         }
-        return {key: encode_numbers(item, tensors=tensors) for key, item in named.items()}
+        return {key: encode_numbers(element, tensors=tensors) for key, element in named.items()}
     if isinstance(value, Tensor) and not tensors:
         raise ChaoskitError("a tensor in a container of another type cannot be shared with peers")
     return plain(value)
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what :func:`encode` or :func:`encode_numbers` was given.
+    """Return the value that :func:`encode` or :func:`encode_numbers` was given.
+
+    Tuples that :func:`encode_numbers` was given come back as lists.
 
     Args:
-        tensors: those of the state, by path.
+        tensors: the tensors of the state, by path.
 
     Raises:
         ChaoskitError: if a tensor is not among them.
     """
     if isinstance(value, list):
-        return [decode(item, tensors) for item in value]
+        return [decode(element, tensors) for element in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {_TENSOR}:
@@ -120,35 +132,42 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             raise ChaoskitError(f"a peer's state lacks the optimizer's tensor {value[_TENSOR]}")
         return tensors[value[_TENSOR]]
     if value.keys() == {_TUPLE}:
-        return tuple(decode(item, tensors) for item in value[_TUPLE])
+        return tuple(decode(element, tensors) for element in value[_TUPLE])
     if value.keys() == {_NUMPY, "value"}:
         return np.dtype(value[_NUMPY]).type(value["value"])
-    return {key: decode(item, tensors) for key, item in value.items()}
+    return {key: decode(element, tensors) for key, element in value.items()}
 
 
 def assemble(state: dict[str, Any], key: str, encoded: Any) -> None:
-    """Set ``state[key]`` to what ``encoded`` stands for, with the tensors that are in ``state``.
+    """Set ``state[key]`` to the decoded value of ``encoded``, with the tensors in ``state``.
 
-    The tensors may lie there under their paths; the value takes the place of the first one, so that
+    The tensors may lie there under their paths. The value takes the place of the first one, so that
     the order of all tensors is the same on each rank.
+
+    Raises:
+        ChaoskitError: if the value refers to a tensor that is not in ``state``.
     """
     tensors = dict(tensors_in(state, ""))
-    value = decode(encoded, tensors)
-    used = {path for path, _ in tensors_in(value, key)}
+    decoded = decode(encoded, tensors)
+    used = {path for path, _ in tensors_in(decoded, key)}
     entries: dict[str, Any] = {}
-    for name, item in state.items():
-        entries[key if name in used else name] = value if name in used else item
-    entries[key] = value
+    for name, element in state.items():
+        entries[key if name in used else name] = decoded if name in used else element
+    entries[key] = decoded
     state.clear()
     state.update(entries)
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Return the elements of a container with their keys, or their indices."""
     return iter(value.items() if isinstance(value, dict) else enumerate(value))
 
 
 def _below(path: str, key: Any) -> str:
-    """Return the path of an item; stored names are taken apart at dots."""
+    """Return the path of an element.
+
+    Dots in its key are escaped, as stored names are split at dots.
+    """
     name = str(key).replace("%", "%25").replace("/", "%2F").replace(".", "%2E")
     return f"{path}/{name}" if path else str(key)
 
@@ -157,77 +176,92 @@ def _is_same(value: Any, other: Any) -> bool:
     return value is other
 
 
-# -- state on the optimizer itself ----------------------------------------------------------------------------------
+# -- state on the optimizer itself -----------------------------------------------------------------
 
 
 class OwnNumbers:
-    """The numbers that an optimizer keeps outside of the state of its parameters, and changes in its steps.
+    """The numbers that an optimizer keeps outside of its parameters' state and changes in steps.
 
-    They travel with the state, but are not compared over the ranks: a clock may be among them.
+    They are a part of the shared state, but are not compared between ranks: a clock may be among
+    them.
+
+    Args:
+        known_ids: returns the identities of objects that the optimizer may refer to.
     """
 
-    def __init__(self, optimizer: Optimizer, known: Callable[[], set[int]]) -> None:
-        self._optimizer, self._known = optimizer, known
+    def __init__(self, optimizer: Optimizer, known_ids: Callable[[], set[int]]) -> None:
+        self._optimizer, self._known_ids = optimizer, known_ids
         self._names: set[str] = set()
-        self._before: dict[str, Any] = {}
-        self._size = 0  # entries of the state, when it was searched for loose ones
-        self._loose: list[str] = []
-        self._attributes: list[str] = []  # all of the optimizer, and which of them are not torch's
-        self._kept: list[str] = []
+        self._marks_before: dict[str, Any] = {}
+        self._state_size = 0  # size of the state when it was last searched for loose entries
+        self._loose_names: list[str] = []
+        self._attributes: list[str] = []  # all attribute names; next, those not torch's
+        self._own_attributes: list[str] = []
         self._initial = self.all_plain()
 
     @property
     def has_numbers(self) -> bool:
-        """Whether steps have changed numbers that the optimizer keeps on itself."""
+        """True if steps have changed numbers that the optimizer keeps on itself."""
         return bool(self._names)
 
     def begin(self) -> None:
-        """Remember everything: the optimizer takes a step."""
-        self._before = self._look()
+        """Record everything before the optimizer takes a step."""
+        self._marks_before = self._read_marks()
 
     def end(self) -> None:
-        """Find what the step has changed.
+        """Find the numbers that the step has changed.
 
         Raises:
-            BadInput: if that includes tensors or generators, which a rank that joins would not have.
+            BadInput: if the changes include tensors or generators, which a rank that joins would
+                not have.
         """
-        after = self._look()
-        if after == self._before:
+        after = self._read_marks()
+        if after == self._marks_before:
             return
         values = dict(self._values())
-        for name, now in after.items():
-            if name in self._names or self._before.get(name) == now:
+        for name, mark in after.items():
+            if name in self._names or self._marks_before.get(name) == mark:
                 continue
             if not _is_plain(values[name]):
                 raise self._refusal(name, values[name])
             self._names.add(name)
 
     def numbers(self) -> dict[str, Any]:
-        """Return the numbers that steps have changed, by name."""
+        """Return the numbers that steps have changed, encoded, by name.
+
+        Names that the optimizer does not have any more are left out.
+
+        Raises:
+            ChaoskitError: if a value is no number any more, and cannot be encoded.
+        """
         if not self._names:
             return {}
         values = dict(self._values())
         return {name: encode(values[name], name) for name in sorted(self._names) if name in values}
 
     def load(self, numbers: Mapping[str, Any]) -> None:
-        """Set the numbers of another rank. What its steps have not changed yet is as it was built."""
+        """Set the numbers of another rank, as :meth:`numbers` returned them there.
+
+        Numbers that its steps have not changed get their initial values.
+        """
         self.put_back(self._initial)
         self._set(numbers)
 
     def _set(self, numbers: Mapping[str, Any]) -> None:
+        """Set these numbers, and count them as changed by steps."""
         self._names.update(numbers)
-        for name, value in numbers.items():
+        for name, encoded in numbers.items():
             if name.startswith(_LOOSE):
-                self._state[name.removeprefix(_LOOSE)] = decode(value, {})
+                self._state[name.removeprefix(_LOOSE)] = decode(encoded, {})
             else:
-                setattr(self._optimizer, name, decode(value, {}))
+                setattr(self._optimizer, name, decode(encoded, {}))
 
     def all_plain(self) -> dict[str, Any]:
-        """Return a copy of every number, for :meth:`put_back`."""
+        """Return a copy of every number by name, encoded, for :meth:`put_back`."""
         return {name: encode(value, name) for name, value in self._values() if _is_plain(value)}
 
     def put_back(self, before: Mapping[str, Any]) -> None:
-        """Undo the changes of the numbers since :meth:`all_plain`."""
+        """Undo the changes of the numbers since :meth:`all_plain`; remove numbers that are new."""
         for name in self._names - before.keys():
             if name.startswith(_LOOSE):
                 self._state.pop(name.removeprefix(_LOOSE), None)
@@ -237,37 +271,46 @@ class OwnNumbers:
 
     @property
     def _state(self) -> dict[Any, Any]:
-        """The state, whose keys are parameters, but need not be."""
+        """The optimizer's state. Its keys are usually, but not always, parameters."""
         state: dict[Any, Any] = self._optimizer.state
         return state
 
     def _values(self) -> Iterator[tuple[str, Any]]:
+        """Yield the attributes and the loose state entries of the optimizer, by name."""
         attributes = vars(self._optimizer)
-        if list(attributes) != self._attributes:  # a look at all names takes long
+        if list(attributes) != self._attributes:  # checking all names takes long
             self._attributes = list(attributes)
             own = (name for name in attributes if name not in _TORCH)
-            self._kept = [name for name in own if not name.startswith(_TORCH_PREFIXES)]
-        for name in self._kept:
+            self._own_attributes = [name for name in own if not name.startswith(_TORCH_PREFIXES)]
+        for name in self._own_attributes:
             yield name, attributes[name]
-        if len(self._state) != self._size:  # a look at all keys takes long
-            self._size = len(self._state)
-            self._loose = [key for key in self._state if isinstance(key, str)]
-        for key in self._loose:
+        if len(self._state) != self._state_size:  # checking all keys takes long
+            self._state_size = len(self._state)
+            self._loose_names = [key for key in self._state if isinstance(key, str)]
+        for key in self._loose_names:
             if key in self._state:
                 yield _LOOSE + key, self._state[key]
 
-    def _look(self) -> dict[str, Any]:
+    def _read_marks(self) -> dict[str, Any]:
+        """Return a mark of each value, which changes when the value does."""
         values = list(self._values())
-        known = self._known() if values else set()
-        return {name: self._mark(value, set(known)) for name, value in values}
+        known_ids = self._known_ids() if values else set()
+        return {name: self._mark(value, set(known_ids)) for name, value in values}
 
-    def _mark(self, value: Any, seen: set[int]) -> Any:
-        """Return what changes when ``value`` does; None for what is known or cannot be looked into."""
-        if id(value) in seen:
+    def _mark(self, value: Any, marked: set[int]) -> Any:
+        """Return a mark of ``value``, to be compared by ``==``, that changes when ``value`` does.
+
+        It is None for an object in ``marked``, and for an object that cannot be inspected.
+
+        Args:
+            marked: ids of objects that are followed elsewhere or have a mark already. Ids of
+                objects that get a mark here are added.
+        """
+        if id(value) in marked:
             return None
         if _is_plain(value):
             return msgspec.msgpack.encode(encode(value, ""))
-        seen.add(id(value))
+        marked.add(id(value))
         if isinstance(value, Tensor):
             return value.data_ptr(), value._version, tuple(value.shape)
         if isinstance(value, torch.Generator):
@@ -278,35 +321,43 @@ class OwnNumbers:
             return repr(value.bit_generator.state)
         if isinstance(value, Mapping):
             keys = [key if isinstance(key, (str, int)) else id(key) for key in value]
-            return keys, [self._mark(item, seen) for item in value.values()]
+            return keys, [self._mark(element, marked) for element in value.values()]
         if isinstance(value, (list, tuple, set, frozenset, deque)):
-            return [self._mark(item, seen) for item in value]
+            return [self._mark(element, marked) for element in value]
         if isinstance(value, Optimizer):
-            return [self._mark(item, seen) for name, item in vars(value).items() if name != "step"]
+            return [
+                self._mark(element, marked)
+                for name, element in vars(value).items()
+                if name != "step"
+            ]
         if type(value).__module__ == type(self._optimizer).__module__ and not isinstance(
             value, nn.Module
         ):
             tensors = [
-                item for item in getattr(value, "__dict__", {}).values() if not _is_plain(item)
+                element
+                for element in getattr(value, "__dict__", {}).values()
+                if not _is_plain(element)
             ]
-            return [self._mark(item, seen) for item in tensors]
+            return [self._mark(element, marked) for element in tensors]
         return None
 
     def _refusal(self, name: str, value: Any) -> BadInput:
+        """Return the error for an object that a step has changed, but peers cannot get."""
         kind = type(self._optimizer).__name__
-        where = (
+        attribute = (
             f"{kind}.state[{name.removeprefix(_LOOSE)!r}]"
             if name.startswith(_LOOSE)
             else f"{kind}.{name}"
         )
         remedy = (
-            "keep in optimizer.state[parameter] what later steps need, in a local variable what they do not: "
-            f"a rank that joins gets no {type(value).__name__} of the optimizer object"
+            "keep objects for later steps in optimizer.state[parameter], and others in local "
+            f"variables: a rank that joins gets no {type(value).__name__} of the optimizer object"
         )
-        return BadInput("optimizer", where, remedy)
+        return BadInput("optimizer", attribute, remedy)
 
 
 def _is_plain(value: Any) -> bool:
+    """Return whether a value consists of numbers and strings only, without tensors."""
     if any(True for _ in tensors_in(value, "")):
         return False
     try:

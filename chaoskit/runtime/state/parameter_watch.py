@@ -1,6 +1,8 @@
 """The refusal of loop bodies that write into parameters: only the optimizers may, in a commit.
 
-Ranks compute different shards, so a write in a loop body gives each rank other weights.
+Ranks compute different shards, so a write in a loop body gives each rank different weights.
+
+-> state/script_writes.py: writes between two steps. state/buffers.py: writes into buffers.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ _version = attrgetter("_version")
 class ParameterWatch:
     """The parameters of a model, which are compared before and after the loop body of each shard.
 
-    The version counter of a tensor shows each write but those through ``.data``. These show in its
-    bits or in its address, which are read in the rehearsal alone: that takes too long for each step.
+    The version counter of a tensor shows each write except those through ``.data``. These show in
+    its bits or in its address, which are read only in the rehearsal: reading them takes too long
+    for each step.
 
     Args:
-        memory: gives the memory of a parameter on this rank.
+        memory: returns the memory of a parameter on this rank.
     """
 
     def __init__(
@@ -34,79 +37,96 @@ class ParameterWatch:
         self._model = model
         self._named = list(model.named_parameters())
         self._memory = [memory(parameter) for _, parameter in self._named]
-        self._movable = self._places_of_recurrent_layers()
+        self._movable = self._positions_of_recurrent_layers()
         self._versions: list[int] = []
         self._addresses: dict[int, int] = {}
         self._bits: list[bytes] = []
 
     def begin(self, *, rehearses: bool) -> None:
-        """Remember the parameters: a loop body follows."""
+        """Remember the parameters before a loop body.
+
+        Args:
+            rehearses: also remember bits and addresses of all parameters, which shows writes
+                through ``.data``.
+        """
         self._versions = list(map(_version, self._memory))
-        places = range(len(self._memory)) if rehearses else self._movable
-        self._addresses = {place: self._memory[place].data_ptr() for place in places}
+        positions = range(len(self._memory)) if rehearses else self._movable
+        self._addresses = {position: self._memory[position].data_ptr() for position in positions}
         self._bits = self._read_bits() if rehearses else []
 
     def end(self) -> None:
-        """Compare the parameters after a loop body.
+        """Compare the parameters with those at :meth:`begin`, after a loop body.
 
         Raises:
-            BadInput: if the body wrote into a parameter, or made, removed or replaced one.
+            BadInput: if the body wrote into a parameter. In a rehearsal also if it made, removed or
+                replaced one.
         """
         if self._bits:
             self._require_same_parameters()
         versions = list(map(_version, self._memory))
         moved = {
-            place
-            for place, address in self._addresses.items()
-            if self._memory[place].data_ptr() != address
+            position
+            for position, address in self._addresses.items()
+            if self._memory[position].data_ptr() != address
         }
         if moved or versions != self._versions:
-            for place, (before, after) in enumerate(zip(self._versions, versions, strict=True)):
-                if (before != after or place in moved) and place not in moved & self._movable:
-                    raise self._refusal(place)
+            for position, (before, after) in enumerate(zip(self._versions, versions, strict=True)):
+                if (before != after or position in moved) and position not in moved & self._movable:
+                    raise self._refusal(position)
         if not self._bits:
             return
-        for place, (bits, now) in enumerate(zip(self._bits, self._read_bits(), strict=True)):
-            if bits != now:
-                raise self._refusal(place)
+        for position, (bits, bits_now) in enumerate(
+            zip(self._bits, self._read_bits(), strict=True)
+        ):
+            if bits != bits_now:
+                raise self._refusal(position)
         self._bits = []
 
     def _read_bits(self) -> list[bytes]:
         return [bits_digest(tensor) for tensor in self._memory]
 
-    def _places_of_recurrent_layers(self) -> set[int]:
-        """Return the parameters that ``flatten_parameters`` may move to other memory, with all bits."""
+    def _positions_of_recurrent_layers(self) -> set[int]:
+        """Return the positions of parameters that ``flatten_parameters`` may move to other memory.
+
+        Such a move keeps all bits.
+        """
         layers = [module for module in self._model.modules() if isinstance(module, nn.RNNBase)]
         movable = {id(parameter) for layer in layers for parameter in layer.parameters()}
         return {
-            place for place, (_, parameter) in enumerate(self._named) if id(parameter) in movable
+            position
+            for position, (_, parameter) in enumerate(self._named)
+            if id(parameter) in movable
         }
 
     def _require_same_parameters(self) -> None:
-        now = dict(self._model.named_parameters())
+        """Raise BadInput if the model has other parameters than at registration."""
+        current = dict(self._model.named_parameters())
         before = dict(self._named)
-        if odd := now.keys() ^ before.keys():
+        if differing := current.keys() ^ before.keys():
             remedy = (
                 "create every parameter before register: the loop body of a step made or removed it"
             )
-            raise BadInput("model", min(odd), remedy)
+            raise BadInput("model", min(differing), remedy)
         for (name, parameter), memory in zip(self._named, self._memory, strict=True):
-            if memory is parameter and now[name] is not parameter:  # else FSDP takes turns with two
+            if memory is parameter and current[name] is not parameter:  # FSDP has two
                 remedy = (
                     "keep the parameters that were registered: the loop body of a step replaced it"
                 )
                 raise BadInput("model", name, remedy)
 
-    def _refusal(self, place: int) -> BadInput:
-        name, parameter = self._named[place]
+    def _refusal(self, position: int) -> BadInput:
+        """Return the error for a write into the parameter at ``position``."""
+        name, parameter = self._named[position]
         return write_refusal(name, owners_of(self._model, parameter))
 
 
 class GatheredWatch:
-    """The whole parameters that FSDP gathers for a forward pass, and drops with all that was written.
+    """The whole parameters that FSDP gathers for a forward pass and then drops.
 
-    Their writes are seen by hooks. A compiled model gets none: it would be compiled once more
-    without them.
+    Writes into them are lost.
+
+    Hooks find these writes, and raise BadInput. A compiled model gets no hooks: it would be
+    compiled once more without them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -115,7 +135,7 @@ class GatheredWatch:
         self._handles: list[RemovableHandle] = []
 
     def begin(self) -> None:
-        """Watch forward passes until :meth:`end`."""
+        """Watch forward passes until :meth:`end`. Does nothing for a compiled model."""
         modules = list(self._model.modules())
         if any(_is_compiled(module) for module in modules):
             return
@@ -138,8 +158,8 @@ class GatheredWatch:
         for name, tensor, version in self._versions.pop():
             if tensor._version != version:
                 path = next(path for path, other in self._model.named_modules() if other is module)
-                whole = f"{path}.{name}" if path else name
-                raise write_refusal(whole, owners_of(self._model, tensor))
+                full_name = f"{path}.{name}" if path else name
+                raise write_refusal(full_name, owners_of(self._model, tensor))
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -147,7 +167,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def owners_of(model: nn.Module, parameter: Tensor) -> list[tuple[str, nn.Module]]:
-    """Return each module that holds ``parameter``, with its name: several of a tied parameter."""
+    """Return each module that holds ``parameter``, with its name. A tied parameter has several."""
     return [
         (name, module)
         for name, module in model.named_modules()
@@ -168,7 +188,7 @@ def write_refusal(name: str, owners: list[tuple[str, nn.Module]]) -> BadInput:
     if limited:
         remedy = (
             f"build {modules} without max_norm, which writes into its weight in the forward pass, "
-            f"and look up in torch.renorm(weight, 2, 0, max_norm): {why}"
+            f"and look up rows of torch.renorm(weight, 2, 0, max_norm) instead: {why}"
         )
         return BadInput("model", name, remedy)
     remedy = (

@@ -1,7 +1,10 @@
-"""Batches that are fetched ahead: while a shard is computed, a thread fetches the one that will be asked for next.
+"""Prefetching of batches: while a shard is computed, a thread fetches the batch of the next one.
 
-What is next is a guess: when a rank is lost, its shards go to other ranks. A batch is a function of its samples alone,
-so one that is not asked for is dropped, and the bits of the training are those without the thread.
+The next shard is a guess: when a rank is lost, its shards go to other ranks. A batch is a function
+of its samples. One that is not needed is dropped, and the bits of the training are the same as
+without the thread.
+
+-> step/trainer.py (``_samples_ahead``): the guess. state/sampling.py: how a batch is collated.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from chaoskit.runtime.state.sampling import load
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
-    """A batch that is wanted, and what became of it."""
+class _BatchRequest:
+    """A requested batch, and its result."""
 
     dataset: Any
     samples: Sequence[int]
@@ -33,60 +36,72 @@ class _Request:
     error: BaseException | None = None
 
     def run(self) -> None:
+        """Fetch the batch unless it was dropped, and keep it or the exception."""
         try:
             if not self.dropped:
                 self.batch = load(self.dataset, self.samples)
-        except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
+        except BaseException as error:  # noqa: BLE001 - raised in Prefetcher.take
             self.error = error
         self.done.set()
 
 
 class Prefetcher:
-    """Calls datasets on a thread of its own, which begins with the first batch, and nowhere else. One a process.
+    """A thread that calls datasets. It begins with the first batch. A process has one.
 
-    So no dataset is called twice at the same time, and what it has opened is used by one thread. The thread is a
-    daemon: a dataset that hangs holds up no exit.
+    As no other thread calls datasets, a dataset is never called twice at the same time, and its
+    files are used by one thread. The thread is a daemon: a dataset that hangs does not delay the
+    exit.
     """
 
     def __init__(self) -> None:
-        self._requests: SimpleQueue[_Request] = SimpleQueue()
-        self._ahead: _Request | None = None
-        self._runs = False
+        self._requests: SimpleQueue[_BatchRequest] = SimpleQueue()
+        self._expected: _BatchRequest | None = None
+        self._has_thread = False
 
     def take(self, dataset: Any, samples: Sequence[int]) -> Any:
-        """The batch of these samples. Raises what the dataset raised."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead.dataset is not dataset or ahead.samples != samples:
-            if ahead is not None:
-                ahead.dropped = True
-            ahead = self._order(dataset, samples)
-        ahead.done.wait()
-        if ahead.error is not None:
-            raise ahead.error
-        return ahead.batch
+        """Wait for the batch of these samples and return it. Raise what the dataset raised.
+
+        The batch is the one that :meth:`expect` began if it has the same samples. Otherwise that
+        batch is dropped, and this one is fetched.
+        """
+        request, self._expected = self._expected, None
+        if request is None or request.dataset is not dataset or request.samples != samples:
+            if request is not None:
+                request.dropped = True
+            request = self._request(dataset, samples)
+        request.done.wait()
+        if request.error is not None:
+            raise request.error
+        return request.batch
 
     def expect(self, dataset: Any, samples: Sequence[int]) -> None:
-        """These will be asked for next, unless something happens."""
-        self._ahead = self._order(dataset, samples)
+        """Start to fetch samples that will probably be needed next, and return at once.
+
+        A batch of an earlier call that was not taken is forgotten. An exception of the dataset is
+        raised by :meth:`take`.
+        """
+        self._expected = self._request(dataset, samples)
 
     def forget(self) -> None:
-        """Drop the batch that was fetched ahead. Does not wait."""
-        if self._ahead is not None:
-            self._ahead.dropped = True
-            self._ahead = None
+        """Drop the batch that is fetched ahead. Does not wait for the thread."""
+        if self._expected is not None:
+            self._expected.dropped = True
+            self._expected = None
 
-    def _order(self, dataset: Any, samples: Sequence[int]) -> _Request:
-        if not self._runs:
-            self._runs = True
+    def _request(self, dataset: Any, samples: Sequence[int]) -> _BatchRequest:
+        """Return a new request, which the thread serves after all earlier ones."""
+        if not self._has_thread:
+            self._has_thread = True
             threading.Thread(
                 target=_serve, args=(self._requests,), name="prefetch", daemon=True
             ).start()
-        request = _Request(dataset, samples)
+        request = _BatchRequest(dataset, samples)
         self._requests.put(request)
         return request
 
 
-def _serve(requests: SimpleQueue[_Request]) -> None:
+def _serve(requests: SimpleQueue[_BatchRequest]) -> None:
+    """Serve requests in turn. Does not return."""
     set_name("ck-prefetch")
     while True:
         request = requests.get()
@@ -95,18 +110,22 @@ def _serve(requests: SimpleQueue[_Request]) -> None:
 
 
 def require_no_draws(fetch: Callable[[], Any]) -> Any:
-    """What ``fetch`` gives, if that takes no random numbers from generators of the whole process.
+    """Return the result of ``fetch``, which must not draw from generators of the whole process.
 
     Raises:
-        BadInput: if it does: on another thread it would take them from the model's dropout, at any moment.
+        BadInput: if it does. On another thread its draws would disturb the model's dropout, at any
+            moment.
     """
     before = generator_states()
     batch = fetch()
     after = generator_states()
-    drawn = [name for name, state in before.items() if after[name] != state]
-    if drawn:
-        remedy = "let dataset[i] draw from a generator of its own, seeded from i: while it is fetched the model draws, too"
-        raise BadInput("prefetch", ", ".join(drawn), remedy)
+    drawn_names = [name for name, state in before.items() if after[name] != state]
+    if drawn_names:
+        remedy = (
+            "let dataset[i] draw from a generator of its own, seeded from i: the model draws from "
+            "the global generators at the same time"
+        )
+        raise BadInput("prefetch", ", ".join(drawn_names), remedy)
     return batch
 
 

@@ -1,4 +1,8 @@
-"""Model, optimizers and schedulers of one rank: one piece of state that can be shared, compared and replaced."""
+"""The registered state of one rank of a replicated job: shared, compared and replaced as one.
+
+-> state/registered.py: the numbers of the state. state/peer.py: a state is read from a peer.
+daemon/replica_keeper.py: copies that outlive this process. state/sharding.py: sharded jobs.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,15 @@ from chaoskit.sketch import TensorBox
 
 
 class Replica(Registered):
-    """The registered objects of a job.
+    """The registered objects of a job. On a CPU their tensors are moved into shared memory.
 
     Args:
         optimizer, scheduler: one, or several that take their steps in this order.
         shared: keep the tensors in shared memory, where the device allows it.
+
+    Attributes:
+        arena: the shared memory; None on another device, and without ``shared``.
+        buffers: the buffers that the forward pass changes.
 
     Raises:
         BadInput: if they cannot be trained to the same bits at every world size.
@@ -44,33 +52,36 @@ class Replica(Registered):
     ) -> None:
         super().__init__(model, optimizer, scheduler)
         self.buffers = MovingBuffers(model)
-        total = sum(tensor.numel() * tensor.element_size() for _, tensor in self._model_tensors())
+        model_bytes = sum(
+            tensor.numel() * tensor.element_size() for _, tensor in self._model_tensors()
+        )
         shared = shared and self.device.type == "cpu"
-        self.arena = Arena(capacity_bytes=16 * total + 64 * 2**20) if shared else None
-        self._sequence = 0  # of a replica without an arena, as the next three
+        self.arena = Arena(capacity_bytes=16 * model_bytes + 64 * 2**20) if shared else None
+        self._sequence = 0  # this and the next three: only without an arena
         self._at_entry, self._in_call, self._entered = False, False, 0
-        self._homed: list[str] = []
+        self._arena_paths: list[str] = []
         self._homes: Homes | None = None
-        self._published, self._published_checksum = b"", 0  # of the scalars of the newest commit
-        self._held_numbers = HeldNumbers(self.optimizers, self.schedulers)  # of the newest commit
+        self._published, self._published_checksum = b"", 0  # scalars of the newest commit
+        self._held_numbers = HeldNumbers(self.optimizers, self.schedulers)  # at the newest commit
         self.rehome()
 
-    # -- inventory --------------------------------------------------------------------------------------------
+    # -- inventory ---------------------------------------------------------------------------------
 
     def _model_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters and the committed values of the buffers, each with its path."""
         for name, parameter in self.model.named_parameters():
             yield MODEL + name, parameter.data
         for name, buffer in self.model.named_buffers():
             yield MODEL + name, self.buffers.committed.get(name, buffer)
 
     def placed(self, *, fresh: bool) -> tuple[list[Tensor], list[int]]:
-        """See :meth:`Registered.placed`."""
+        """Return all registered tensors and their addresses, as :meth:`Registered.placed`."""
         if self._homes is not None and (fresh or self._homes.are_unchanged()):
-            return self._homes.tensors, self._homes.addresses  # without a walk through all modules
+            return self._homes.tensors, self._homes.addresses  # saves a walk through all modules
         return super().placed(fresh=fresh)
 
     def noted_scalars(self, *, fresh: bool) -> bytes:
-        """See :meth:`Registered.noted_scalars`."""
+        """Return the encoded numbers: the published ones, unless some may have changed since."""
         return (
             self._published
             if self._published and (fresh or self._held_numbers.are_unchanged())
@@ -78,7 +89,7 @@ class Replica(Registered):
         )
 
     def scalars_checksum(self) -> int:
-        """See :meth:`Registered.scalars_checksum`."""
+        """Return a checksum of the numbers that all ranks must agree on."""
         return (
             self._published_checksum
             if self._held_numbers.are_unchanged()
@@ -86,25 +97,40 @@ class Replica(Registered):
         )
 
     def memories(self) -> list[Tensor]:
-        """See :meth:`Registered.memories`. Buffers that move are here as they were committed."""
+        """Return the memory of every tensor of the committed state."""
         return [tensor.detach() for _, tensor in self.tensors()]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the state, as it was committed, under a path that is the same on all ranks."""
+        """Yield every tensor of the committed state under a path that is the same on all ranks."""
         yield from self._model_tensors()
         yield from self.optimizer_tensors()
 
-    # -- sharing ----------------------------------------------------------------------------------------------
+    # -- sharing -----------------------------------------------------------------------------------
+
+    @property
+    def shared_arena(self) -> Arena:
+        """The arena that holds the tensors.
+
+        Raises:
+            RuntimeError: if they are on a device, or are not shared.
+        """
+        if self.arena is None:
+            raise RuntimeError("the tensors of this replica are not in shared memory")
+        return self.arena
 
     def rehome(self) -> None:
-        """Move tensors that are not in the arena into it. Cheap when there is nothing to do."""
+        """Move tensors that are not in the arena into it, and publish the state.
+
+        Cheap if there are none. Does nothing without an arena.
+        """
         if self.arena is None:
             return
         with self.arena.writing():
             self._move_in()
-            self.arena.publish(self._homed, self.scalars(), self.step)
+            self.arena.publish(self._arena_paths, self.scalars(), self.step)
 
     def _move_in(self) -> None:
+        """Move all tensors into the arena, and remember their paths."""
         for name, parameter in self.model.named_parameters():
             parameter.data = self._home(MODEL + name, parameter.data)
         committed = self.buffers.committed
@@ -115,27 +141,31 @@ class Replica(Registered):
                 buffer.data = self._home(MODEL + name, buffer.data)
         for index, (optimizer, owner) in enumerate(self.owned()):
             state = optimizer.state.get(owner, {})
-            for key, value in state.items():
-                state[key] = rehome(value, f"{OPTIMIZER}{index}/{key}", self._home)
-        self._homed = [path for path, _ in self.tensors()]
+            for key, nested in state.items():
+                state[key] = rehome(nested, f"{OPTIMIZER}{index}/{key}", self._home)
+        self._arena_paths = [path for path, _ in self.tensors()]
         self._homes = None
 
     def _home(self, path: str, tensor: Tensor) -> Tensor:
-        assert self.arena is not None
-        slot = self.arena.slot(path, tensor.dtype, tuple(tensor.shape))
-        home = self.arena.tensor(slot)
+        """Return the tensor's place in the arena, after copying the values there."""
+        arena = self.shared_arena
+        home = arena.tensor(arena.slot(path, tensor.dtype, tuple(tensor.shape)))
         if home.data_ptr() == tensor.data_ptr():
             return tensor
         home.copy_(tensor)
         return home
 
     def _is_at_home(self, arena: Arena) -> bool:
-        """False once a tensor came, went, or was replaced by the optimizer or the user instead of written into."""
+        """Return whether all tensors are in their places.
+
+        They are not once a tensor came, went, or was replaced by the optimizer or the user instead
+        of written into.
+        """
         if self._homes is not None and self._homes.are_unchanged():
             return True
-        found = list(self.tensors())
-        at_home = [path for path, _ in found] == self._homed and all(
-            arena.holds(tensor) for _, tensor in found
+        named = list(self.tensors())
+        at_home = [path for path, _ in named] == self._arena_paths and all(
+            arena.holds(tensor) for _, tensor in named
         )
         self._homes = (
             Homes(self.model, self.optimizers, self.buffers.committed) if at_home else None
@@ -144,9 +174,12 @@ class Replica(Registered):
 
     @contextmanager
     def update(self) -> Iterator[None]:
-        """Bracket one optimizer step: afterwards ``step`` has grown by one and peers see the new state.
+        """Bracket one optimizer step.
 
-        If the block raises, the state stays marked as being written: nobody takes over half an update.
+        Afterwards ``step`` has grown by one, and peers see the new state.
+
+        If the block raises, the state stays marked as being written, so that no peer takes over
+        half an update.
         """
         self.begin_write()
         with self.running_optimizers():
@@ -156,64 +189,73 @@ class Replica(Registered):
         self.end_write()
 
     def _publish(self) -> None:
+        """Encode the numbers, move new tensors into the arena, and publish the state there."""
         self._read_numbers()
         if self.arena is not None:
             if not self._is_at_home(self.arena):
                 self._move_in()
-            self.arena.publish(self._homed, self._published, self.step)
+            self.arena.publish(self._arena_paths, self._published, self.step)
 
     def _read_numbers(self) -> None:
-        """Walk through all numbers, once a commit."""
+        """Encode all numbers, to be published, and remember their objects. Called once a commit."""
         numbers = self._compared_numbers()
         self._published, self._published_checksum = self._encode(numbers), checksum_of(numbers)
         if (
             numbers["state"]
             or self.following is not None
-            or any(own.has_numbers for own in self._own.values())
+            or any(own.has_numbers for own in self._own_numbers.values())
         ):
-            self._held_numbers.forget()  # some of them are elsewhere
+            self._held_numbers.forget()  # some numbers are not followed
         else:
             self._held_numbers.remember()
 
     def publish_again(self) -> None:
-        """Show peers what the script has written since the commit. They read again what they have read."""
+        """Show peers the writes of the script since the commit.
+
+        Peers that have read the state read it again.
+        """
         self.begin_write()
         self._publish()
         self.end_write()
 
-    # -- when a state counts --------------------------------------------------------------------------------------
+    # -- validity of the state of a step -----------------------------------------------------------
 
     @property
     def at_entry(self) -> bool:
-        """The state of a step counts only once the next transaction is entered."""
+        """True if the state of a step is valid only once the next transaction is entered."""
         return self.arena.at_entry if self.arena is not None else self._at_entry
 
     @property
     def is_complete(self) -> bool:
-        """The script is done with the state of this step."""
+        """True if the script has finished its writes into the state of this step."""
         if self.arena is not None:
             return self.arena.is_complete
         return not self._at_entry or self._entered >= self.step
 
     @property
     def in_call(self) -> bool:
-        """This rank waits in a collective between two steps."""
+        """True while this rank waits in a collective between two steps."""
         return self.arena.in_call if self.arena is not None else self._in_call
 
     def count_at_entry(self, at_entry: bool) -> None:
-        """Set :attr:`at_entry`."""
+        """Set the value of :attr:`at_entry`, for this rank and for peers that read its state.
+
+        Args:
+            at_entry: True if the state of a step is valid only once the next transaction is
+                entered.
+        """
         self._at_entry = at_entry
         if self.arena is not None:
             self.arena.count_at_entry(at_entry)
 
     def enter(self) -> None:
-        """Show that the next transaction is entered: what is registered now is the state of this step."""
+        """Mark the next transaction as entered: the registered state is the state of this step."""
         self._entered = self.step
         if self.arena is not None:
             self.arena.enter(self.step)
 
     def give_up(self) -> None:
-        """Have no state any more, and show that."""
+        """Drop the state: the step becomes -1, and peers see that there is none."""
         self.step = -1
         if self.arena is not None:
             self.arena.give_up()
@@ -233,23 +275,24 @@ class Replica(Registered):
             self.arena.call(in_call)
 
     def stand_in(self, generation: int) -> None:
-        """Mark the state as the one that ``generation`` trains on."""
+        """Mark the state, in the arena, as the one that ``generation`` trains on."""
         if self.arena is not None:
-            self.arena.stand_in(generation)
+            self.arena.set_generation(generation)
 
     @property
     def sequence(self) -> int:
-        """Odd while the state is being written; changes with every write."""
+        """The sequence number: odd while the state is being written; each write adds 2."""
         return self._sequence if self.arena is None else self.arena.sequence
 
     def begin_write(self) -> None:
-        """Peers that read from here on must read again."""
+        """Begin a write. Peers that read from here on must read again."""
         if self.arena is None:
             self._sequence += 1
         else:
             self.arena.begin_write()
 
     def end_write(self) -> None:
+        """End a write, once a device has finished its work: peers may read the state."""
         if self.arena is None:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
@@ -258,7 +301,11 @@ class Replica(Registered):
             self.arena.end_write()
 
     def pack(self) -> tuple[bytes, bytes, bytearray]:
-        """Index, scalars and data of a replica on a device, copied to the host: what an arena holds already."""
+        """Return the encoded index, the encoded scalars and the data, copied to the host.
+
+        They have the form in which an arena holds them, so that only a replica without an arena
+        needs this.
+        """
         slots, tensors, offset = [], [], 0
         for path, tensor in self.tensors():
             slots.append(
@@ -276,7 +323,14 @@ class Replica(Registered):
         return msgspec.msgpack.encode(slots), self.scalars(), data
 
     def unpack(self, index: bytes, data: bytearray) -> None:
-        """Take over tensors that a peer has packed."""
+        """Replace the tensors by those that a peer has packed; :meth:`load_scalars` must follow.
+
+        Args:
+            index, data: two of the results of :meth:`pack` there.
+
+        Raises:
+            BadInput: if the peer has another model or other optimizers.
+        """
         slots = decode_index(index, len(data))
         self._check_inventory(slots)
         received = {}
@@ -290,21 +344,24 @@ class Replica(Registered):
             for path, tensor in self._model_tensors():
                 tensor.copy_(received[path])
         self.rebuild_optimizer_state(
-            {path: self._like_state(path, value) for path, value in received.items()}
+            {path: self._like_state(path, tensor) for path, tensor in received.items()}
         )
 
-    def _like_state(self, path: str, value: Tensor) -> Tensor:
-        """A copy where the optimizer keeps such a value: step counts stay on the host."""
+    def _like_state(self, path: str, tensor: Tensor) -> Tensor:
+        """Return the tensor where the optimizer needs it: step counts stay on the host."""
         return (
-            value.clone()
-            if value.dim() == 0 or not path.startswith(OPTIMIZER)
-            else value.to(self.device)
+            tensor.clone()
+            if tensor.dim() == 0 or not path.startswith(OPTIMIZER)
+            else tensor.to(self.device)
         )
 
-    # -- taking over a peer's state -----------------------------------------------------------------------------
+    # -- taking over a peer's state ----------------------------------------------------------------
 
     def layout_matches(self, index: bytes) -> bool:
-        """Whether a peer's data can be copied into this arena as one block, without touching any object."""
+        """Return whether a peer's data can be copied into this arena as one block.
+
+        No object needs to be touched then.
+        """
         return (
             self.arena is not None
             and self.arena.index_bytes() == index
@@ -312,37 +369,47 @@ class Replica(Registered):
         )
 
     def prepare_layout(self, index: bytes, size_bytes: int) -> None:
-        """Give every tensor named in a peer's index the same place, and drop those that it does not name."""
-        assert self.arena is not None
+        """Give every tensor of a peer's index the same place here, and drop all other tensors.
+
+        The caller then copies the peer's data into the arena, and calls :meth:`load_scalars`.
+
+        Raises:
+            BadInput: if the peer has another model or other optimizers.
+            RuntimeError: if this replica is not in shared memory.
+        """
+        arena = self.shared_arena
         slots = decode_index(index, size_bytes)
         self._check_inventory(slots)
-        self.arena.adopt_layout(slots, size_bytes)
+        arena.adopt_layout(slots, size_bytes)
         by_path = {slot.path: slot for slot in slots}
         for name, parameter in self.model.named_parameters():
-            parameter.data = self.arena.tensor(by_path[MODEL + name])
+            parameter.data = arena.tensor(by_path[MODEL + name])
         for name, buffer in self.model.named_buffers():
-            home = self.arena.tensor(by_path[MODEL + name])
+            home = arena.tensor(by_path[MODEL + name])
             if name in self.buffers.committed:
                 self.buffers.committed[name] = home
             else:
                 buffer.data = home
-        self.rebuild_optimizer_state({slot.path: self.arena.tensor(slot) for slot in slots})
-        self._homed = [slot.path for slot in slots]
+        self.rebuild_optimizer_state({slot.path: arena.tensor(slot) for slot in slots})
+        self._arena_paths = [slot.path for slot in slots]
         self._homes = None
 
     def _check_inventory(self, slots: list[Slot]) -> None:
-        mine = {
+        """Raise BadInput if a peer's index has other tensors than this model and its optimizers."""
+        own = {
             (path, str(tensor.dtype), tuple(tensor.shape)) for path, tensor in self._model_tensors()
         }
-        theirs = {
+        stored = {
             (slot.path, f"torch.{slot.dtype}", slot.shape)
             for slot in slots
             if slot.path.startswith(MODEL)
         }
-        if mine != theirs:
-            odd, *_ = min(mine ^ theirs)
+        if own != stored:
+            differing, *_ = min(own ^ stored)
             raise BadInput(
-                "model", odd, "build the same model on every rank: a peer's state has other tensors"
+                "model",
+                differing,
+                "build the same model on every rank: a peer's state has other tensors",
             )
         parameters = {str(index) for index, _ in enumerate(self.owned())}
         for slot in slots:
@@ -355,51 +422,58 @@ class Replica(Registered):
                 )
 
     def load_scalars(self, data: bytes, step: int) -> None:
-        """See :meth:`Registered.load_scalars`."""
+        """Take over numbers and step of another state; see :meth:`Registered.load_scalars`."""
         super().load_scalars(data, step)
         self.buffers.reset()
         self._published = b""
         self._held_numbers.forget()
         self._entered = -1
         if self.arena is not None:
-            self.arena.enter(-1)  # that of the state before says nothing about this one
+            self.arena.enter(-1)  # the former state's entry does not apply
 
-    # -- comparing ----------------------------------------------------------------------------------------------
+    # -- comparing ---------------------------------------------------------------------------------
 
     def is_finite(self) -> bool:
-        """Whether every trained weight is a finite number."""
+        """Return whether every trained weight is a finite number."""
         return all(
             bool(torch.isfinite(parameter.detach().sum())) for parameter in self.parameters
         ) or all(bool(torch.isfinite(parameter.detach()).all()) for parameter in self.parameters)
 
     def weights_digest(self) -> str:
-        """SHA-256 over names, types and bits of parameters and buffers."""
+        """Return the SHA-256, in hexadecimal digits, over names and bits of the model's tensors."""
         return _digest(self._model_tensors())
 
     def state_digest(self) -> str:
-        """SHA-256 over the whole state, the optimizer's tensors included, whatever the order in which they came."""
+        """Return the SHA-256, in hexadecimal digits, over all tensors of the state by path."""
         return _digest(iter(sorted(self.tensors(), key=itemgetter(0))))
 
     def described(self) -> Iterator[TensorBox]:
-        """Every tensor of the state, whole."""
+        """Yield every tensor of the committed state, whole, with its path and box."""
         buffers = {MODEL + name for name, _ in self.model.named_buffers()}
         for path, tensor in self.tensors():
             yield TensorBox(
                 path, tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim(), path in buffers
             )
 
-    # -- rehearsal ----------------------------------------------------------------------------------------------
+    # -- rehearsal ---------------------------------------------------------------------------------
 
     @contextmanager
     def undone_afterwards(self) -> Iterator[None]:
-        """Run an optimizer step for its warming effect, then put everything back, bit for bit."""
+        """Run the block, a warm-up optimizer step, and restore the state bit for bit.
+
+        The state is not restored after an error.
+
+        Raises:
+            BadInput: if an optimizer draws random numbers, or keeps state that cannot be given to
+                another rank.
+        """
         tensors = {path: tensor.clone() for path, tensor in self.tensors()}
         scalars, step = self.scalars(), self.step
         drawn_before = generator_states()
         with self.own_numbers_undone(), self.running_optimizers():
             yield
             self._require_no_draws(drawn_before)
-            self.scalars()  # refuses state that no other rank could be given
+            self.scalars()  # raises for state that cannot be given to another rank
         self.rehome()  # touches the memory that the optimizer's state will live in
         with torch.no_grad():
             for path, tensor in self._model_tensors():
@@ -410,18 +484,22 @@ class Replica(Registered):
         self.rehome()
 
     def _require_no_draws(self, before: dict[str, Any]) -> None:
-        """Refuse optimizers that draw random numbers, which ranks have left in different states."""
+        """Raise BadInput for optimizers that draw random numbers.
+
+        The generators of ranks are in different states.
+        """
         after = generator_states()
-        if drawn := [name for name, state in before.items() if after[name] != state]:
+        if drawn_names := [name for name, state in before.items() if after[name] != state]:
             names = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
             remedy = (
                 f"seed a new torch.Generator in each step, from a count in its state: ranks get other numbers "
-                f"from the generators of {', '.join(drawn)}, and their weights would differ"
+                f"from the generators of {', '.join(drawn_names)}, and their weights would differ"
             )
             raise BadInput("optimizer", names, remedy)
 
 
 def _digest(tensors: Iterator[tuple[str, Tensor]]) -> str:
+    """Return the SHA-256, in hexadecimal digits, over paths, types, shapes and bits of tensors."""
     digest = hashlib.sha256()
     for path, tensor in tensors:
         digest.update(f"{path}:{tensor.dtype}:{tuple(tensor.shape)}\n".encode())

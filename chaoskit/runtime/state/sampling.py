@@ -1,4 +1,9 @@
-"""Which samples a shard holds, and its randomness: functions of (seed, step, shard), never of a rank."""
+"""The samples of a shard, and its randomness: functions of (seed, step, shard), never of a rank.
+
+-> data/positions.py: the order of the dataset. coordinator/membership/assignment.py: which rank
+computes a shard. runtime/state/prefetch.py: batches that are fetched ahead.
+runtime/state/batch_follows_world.py: the shards dealt so far if the batch follows the world.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +21,18 @@ from chaoskit.errors import BadInput
 
 
 def derive_seed(*key: int) -> int:
-    """A 63-bit seed from integers, well mixed (BLAKE2b)."""
+    """Return a 63-bit seed from integers, well mixed (BLAKE2b)."""
     digest = hashlib.blake2b(",".join(map(str, key)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def seed_everything(*key: int) -> None:
-    """Seed torch, :mod:`random` and, where it is in use, NumPy's global generator."""
+    """Seed torch, :mod:`random` and, if it is imported, NumPy's global generator.
+
+    The seed is :func:`derive_seed` of the key.
+    """
     seed = derive_seed(*key)
-    torch.default_generator.manual_seed(
-        seed
-    )  # torch.manual_seed would ask every other backend, too
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every backend
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
     random.seed(seed)
@@ -35,7 +41,9 @@ def seed_everything(*key: int) -> None:
 
 
 class Sampler:
-    """Deals a dataset into global batches: another order each epoch, no sample left out, none repeated.
+    """Deals a dataset into global batches, in another order each epoch.
+
+    In an epoch, no sample is left out or repeated.
 
     Args:
         size: samples in the dataset.
@@ -57,19 +65,17 @@ class Sampler:
             raise BadInput(
                 "batch_size", batch_size, f"use a multiple of the number of shards, {shard_count}"
             )
-        self.size, self.batch_size, self.shard_count, self.seed = (
-            size,
-            batch_size,
-            shard_count,
-            seed,
-        )
+        self.size = size
+        self.batch_size = batch_size
+        self.shard_count = shard_count
+        self.seed = seed
         self._positions = Positions(size, batch_size, seed)
 
     def samples(self, step: int, shard: int, dealt: int | None = None) -> list[int]:
-        """Indices of the samples of one shard of one step, in order.
+        """Return the indices of the samples of one shard of one step, in order.
 
         Args:
-            dealt: shards of all steps before; None where each of them had V.
+            dealt: the number of shards of all steps before; None if each of them had V.
         """
         number = (step * self.shard_count if dealt is None else dealt) + shard
         size = self.batch_size // self.shard_count
@@ -78,9 +84,10 @@ class Sampler:
 
 
 def load(dataset: Any, samples: Sequence[int]) -> Any:
-    """The batch of the given samples, by torch's conventions for map-style datasets, where the dataset has them.
+    """Return the batch of the given samples, by torch's conventions for map-style datasets.
 
-    A list is samples, to be collated (``Subset.__getitems__`` gives one); anything else is a batch already.
+    If the dataset returns a list, it holds samples to be collated (``Subset.__getitems__`` returns
+    one). Anything else is a batch already.
     """
     if hasattr(dataset, "__getitems__"):
         batch = dataset.__getitems__(list(samples))
@@ -95,18 +102,25 @@ def fetch(
     device: torch.device,
     source: Callable[[Any, Sequence[int]], Any] = load,
 ) -> Any:
-    """The batch of the given samples on ``device``. ``source``: gives it where the dataset has it."""
+    """Return the batch of the given samples on ``device``.
+
+    Args:
+        source: returns the batch on the device of the dataset.
+    """
     return map_tensors(source(dataset, samples), lambda tensor: tensor.to(device))
 
 
 def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A batch of the same structure, each of its tensors changed; anything else in it stays."""
+    """Return a batch of the same structure with ``change`` applied to each tensor.
+
+    Anything else in it is unchanged.
+    """
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, dict):
-        return {key: map_tensors(value, change) for key, value in batch.items()}
+        return {key: map_tensors(part, change) for key, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, change) for value in batch))
+        return type(batch)(*(map_tensors(part, change) for part in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(map_tensors(value, change) for value in batch)
+        return type(batch)(map_tensors(part, change) for part in batch)
     return batch

@@ -1,7 +1,11 @@
-"""The part of a training state that one rank of a sharded job holds: boxes of tensors, and the numbers beside them.
+"""The part of a training state that one rank of a sharded job holds: boxes and numbers.
 
-A parameter that is sharded (a DTensor: FSDP2, HSDP, tensor parallelism) is here with its local box; everything else is
-here whole. The same paths, on all ranks together, make up the state, so a world of any size can read it.
+A sharded parameter (a DTensor: FSDP2, HSDP, tensor parallelism) is here with its local box.
+Everything else is here whole. The paths are the same on all ranks and together make up the state,
+so a world of any size can read it.
+
+-> state/copies.py copies the state; state/pieces.py reads copies of it. state/registered.py: the
+numbers. state/replica.py: replicated jobs.
 """
 
 from __future__ import annotations
@@ -28,17 +32,17 @@ from chaoskit.sketch import TensorBox
 
 
 def is_sharded(tensors: Iterable[Tensor]) -> bool:
-    """Whether any of the tensors is spread over ranks."""
+    """Return whether any of the tensors is sharded over ranks."""
     return any(isinstance(tensor, DTensor) for tensor in tensors)
 
 
 def local_memory(tensor: Tensor) -> Tensor:
-    """Return the tensor whose memory of ``tensor`` this rank holds: itself, unless it is sharded."""
+    """Return this rank's part of a sharded tensor; any other tensor is returned as it is."""
     return _local(tensor) if isinstance(tensor, DTensor) else tensor
 
 
 def local_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], Box]:
-    """The memory of this rank behind ``tensor``, the shape of the whole, and the box of it that the memory holds.
+    """Return this rank's memory of ``tensor``, the shape of the whole, and the box in memory.
 
     Raises:
         BadInput: if the part is not one box of the whole.
@@ -57,10 +61,13 @@ def local_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], Box]:
 
 
 class ShardedState(Registered):
-    """The registered objects of a job whose parameters are spread over ranks.
+    """The registered objects of a job whose parameters are sharded over ranks.
+
+    Args:
+        optimizer, scheduler: one, or several that take their steps in this order.
 
     Raises:
-        BadInput: if none is.
+        BadInput: if no parameter is sharded, or the objects cannot be trained by a transaction.
     """
 
     def __init__(
@@ -78,64 +85,89 @@ class ShardedState(Registered):
         }
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of this rank under a path that is the same on all ranks; sharded ones as DTensors."""
+        """Yield every tensor of this rank, sharded ones as DTensors.
+
+        Their paths are the same on all ranks.
+        """
         yield from self._weights.items()
         yield from self._buffers()
         yield from self.optimizer_tensors()
 
     def parts(self) -> dict[str, tuple[Tensor, tuple[int, ...], Box]]:
-        """Path -> this rank's memory, the shape of the whole tensor, and the box that the memory holds."""
+        """Return this rank's memory, the shape of the whole tensor, and the box, by path.
+
+        Raises:
+            BadInput: if this rank's part of a tensor is not one box of the whole.
+        """
         return {path: local_part(tensor) for path, tensor in self.tensors()}
 
     def memories(self) -> list[Tensor]:
-        """See :meth:`Registered.memories`."""
+        """Return this rank's memory of every registered tensor."""
         return [_memory(tensor) for tensor in self.versioned()]
 
     def piece(self) -> list[Tensor]:
-        """This rank's memory of the parameters that are spread over ranks, and of the optimizers' state for them.
+        """Return this rank's memory of sharded parameters, and of the optimizers' state for them.
 
-        Ranks that hold the same boxes have the same bits in it. Buffers, and parameters that every rank has whole, are
-        left out: nothing reduces them over the ranks.
+        Ranks that hold the same boxes have the same bits in it. Buffers and whole parameters are
+        left out, because nothing reduces them over the ranks.
         """
-        weights: list[Tensor] = [one for one in self._weights.values() if isinstance(one, DTensor)]
+        weights: list[Tensor] = [
+            parameter for parameter in self._weights.values() if isinstance(parameter, DTensor)
+        ]
         states = [
-            value
+            nested
             for optimizer, parameter in self.owned()
             if isinstance(parameter, DTensor)
-            for _, value in sorted(
+            for _, nested in sorted(
                 tensors_in(optimizer.state.get(parameter, {}), ""), key=itemgetter(0)
             )
         ]
         return [_memory(tensor) for tensor in weights + states]
 
-    # -- gradients ------------------------------------------------------------------------------------------------
+    # -- gradients ---------------------------------------------------------------------------------
 
     def gradients(self) -> list[Tensor]:
-        """This rank's part of the reduced gradients, of the parameters that have one."""
-        found = [one.grad for one in self.parameters if one.grad is not None]
-        for gradient in (
-            found
-        ):  # their boxes are those of the parameters, which were looked at when they were read
+        """Return this rank's part of the reduced gradients, for the parameters that have one.
+
+        Raises:
+            BadInput: if a gradient is a partial sum, so that it is not reduced over all ranks.
+        """
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        for gradient in gradients:  # their boxes are those of the parameters, which were checked
             if isinstance(gradient, DTensor) and _is_partial(gradient):
                 raise _refusal(gradient)
-        return [_memory(gradient) for gradient in found]
+        return [_memory(gradient) for gradient in gradients]
 
     def piece_gradients(self) -> list[Tensor]:
-        """The same of the parameters that are spread over ranks: alike on all ranks that hold the same boxes."""
-        return [_local(one.grad) for one in self.parameters if isinstance(one.grad, DTensor)]
+        """Return this rank's part of the gradients of sharded parameters.
+
+        It is the same on all ranks that hold the same boxes.
+        """
+        return [
+            _local(parameter.grad)
+            for parameter in self.parameters
+            if isinstance(parameter.grad, DTensor)
+        ]
 
     def clip_gradients(self, max_norm: float) -> None:
-        """Limit the 2-norm of the whole reduced gradient. Raises RuntimeError if a rank is lost meanwhile."""
+        """Limit the 2-norm of the whole reduced gradient.
+
+        Raise RuntimeError if a rank is lost meanwhile.
+        """
         clip_gradients(self.parameters, max_norm)
 
     def forget_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
-    # -- taking over ----------------------------------------------------------------------------------------------
+    # -- taking over -------------------------------------------------------------------------------
 
     def held(self) -> list[HeldTensor]:
-        """What this rank holds, as copies of it are made and read."""
+        """Return the tensors of this rank in the form in which they are copied and read.
+
+        Raises:
+            BadInput: as :meth:`parts`.
+        """
         return [
             HeldTensor(
                 path,
@@ -147,40 +179,44 @@ class ShardedState(Registered):
         ]
 
     def prepare(self, slots: Iterable[Slot]) -> list[HeldTensor]:
-        """Make place for a stored state: the memory of this rank, and the box of each tensor that belongs there.
+        """Prepare to read a stored state, and return this rank's memory and box of each tensor.
+
+        The optimizers' state is replaced by uninitialised memory for the stored tensors. Weights
+        and buffers keep their memory and their values.
 
         Args:
-            slots: of all pieces that make up the state.
+            slots: the slots of all pieces that make up the state.
 
         Raises:
-            BadInput: if the model or its optimizers are others than those that were stored.
+            BadInput: if the model or its optimizers differ from those that were stored.
         """
         stored = {slot.path: slot for slot in slots}
         self._check(stored)
         owned = self.owned()
-        fresh: dict[str, Tensor] = {}
+        new_tensors: dict[str, Tensor] = {}
         for path, slot in stored.items():
             if path.startswith(OPTIMIZER):
-                fresh[path] = _like(owned[_number(path)][1], slot)
-        self.rebuild_optimizer_state(fresh)
+                new_tensors[path] = _memory_for(owned[_number(path)][1], slot)
+        self.rebuild_optimizer_state(new_tensors)
         return self.held()
 
     def _check(self, stored: dict[str, Slot]) -> None:
-        known = {
-            path: (tuple(t.shape), t.dtype)
-            for path, t in (*self._weights.items(), *self._buffers())
+        """Raise BadInput if the stored state is that of another model or of other optimizers."""
+        own_kinds = {
+            path: (tuple(held.shape), held.dtype)
+            for path, held in (*self._weights.items(), *self._buffers())
         }
-        theirs = {
+        stored_kinds = {
             path: (slot.whole or slot.shape, dtype_named(slot.dtype))
             for path, slot in stored.items()
             if path.startswith(MODEL)
         }
-        mine = {path for path, _ in self.tensors() if path.startswith(MODEL)}
-        if odd := [path for path, what in theirs.items() if known.get(path) != what] or sorted(
-            mine - theirs.keys()
-        ):
+        paths = {path for path, _ in self.tensors() if path.startswith(MODEL)}
+        if differing := [
+            path for path, kind in stored_kinds.items() if own_kinds.get(path) != kind
+        ] or sorted(paths - stored_kinds.keys()):
             remedy = "build the same model on every rank and in every run: the stored one differs"
-            raise BadInput("model", min(odd), remedy)
+            raise BadInput("model", min(differing), remedy)
         count = len(self.owned())
         for path in stored:
             index, _, _ = path.removeprefix(OPTIMIZER).partition("/")
@@ -195,14 +231,17 @@ class ShardedState(Registered):
         for name, buffer in self.model.named_buffers():
             yield MODEL + name, buffer
 
-    # -- comparing ------------------------------------------------------------------------------------------------
+    # -- comparing ---------------------------------------------------------------------------------
 
     def is_finite(self) -> bool:
-        """Whether every trained weight of this rank is a finite number."""
+        """Return whether every trained weight of this rank is a finite number."""
         return are_finite(local_part(parameter)[0] for parameter in self.parameters)
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each replica of the state, where it is sharded within several (HSDP); else empty."""
+        """Return the ranks of each replica of the state; empty if there is only one replica.
+
+        There are several with HSDP. The placement of the first sharded parameter decides.
+        """
         for parameter in self.parameters:
             if isinstance(parameter, DTensor):
                 mesh, places = parameter.device_mesh.mesh, parameter.placements
@@ -215,7 +254,10 @@ class ShardedState(Registered):
         return ()
 
     def boxes_digest(self) -> bytes:
-        """SHA-256 over which boxes of which parameters this rank holds: equal where ranks hold the same piece."""
+        """Return the SHA-256, 32 bytes, over paths, shapes and boxes of this rank's model tensors.
+
+        It is equal on ranks that hold the same piece.
+        """
         parts = {
             path: (shape, box)
             for path, (_, shape, box) in self.parts().items()
@@ -224,21 +266,25 @@ class ShardedState(Registered):
         return hashlib.sha256(repr(sorted(parts.items())).encode()).digest()
 
     def weights_digest(self) -> bytes:
-        """SHA-256 over names, types, boxes and bits of this rank's parameters and buffers."""
+        """Return the SHA-256, 32 bytes, over names, types, boxes and bits of the model's tensors.
+
+        Only this rank's part of them counts.
+        """
         return self._digest(MODEL)
 
     def state_digest(self) -> bytes:
-        """The same over the whole state, the optimizers' tensors included."""
+        """Return the SHA-256, 32 bytes, over this rank's whole state, optimizers included."""
         return self._digest("")
 
     def described(self) -> Iterator[TensorBox]:
-        """This rank's part of every tensor but buffers: those are each rank's own."""
+        """Yield this rank's part of every tensor except buffers, which are each rank's own."""
         buffers = {path for path, _ in self._buffers()}
         for path, (memory, shape, box) in self.parts().items():
             if path not in buffers:
                 yield TensorBox(path, memory, shape, tuple(box.start))
 
     def _digest(self, prefix: str) -> bytes:
+        """Return a SHA-256 over this rank's part of the tensors with paths below ``prefix``."""
         digest = hashlib.sha256()
         for path, (memory, _, box) in sorted(self.parts().items(), key=itemgetter(0)):
             if path.startswith(prefix):
@@ -248,22 +294,24 @@ class ShardedState(Registered):
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all numbers are finite. A sum is (in all but a few cases) as telling as all of its terms.
+    """Return whether all numbers are finite.
 
-    Of those on a device one number is asked for: for each answer the host waits until the device is idle.
+    On the host, a sum is tested first, and its terms only if it is not finite. All tensors on a
+    device are reduced to one number there, because the host waits for each number that it reads.
     """
     on_host, on_device = list[Tensor](), list[Tensor]()
-    for one in tensors:
-        (on_device if one.is_cuda and one.numel() else on_host).append(one)
+    for tensor in tensors:
+        (on_device if tensor.is_cuda and tensor.numel() else on_host).append(tensor)
     if on_device and not math.isfinite(float(largest(on_device))):
         return False
     return all(
-        bool(torch.isfinite(one.sum())) or bool(torch.isfinite(one).all()) for one in on_host
+        bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+        for tensor in on_host
     )
 
 
 def _number(path: str) -> int:
-    """Of the parameter to which an optimizer's tensor belongs."""
+    """Return the number of the parameter to which an optimizer's tensor belongs."""
     return int(path.removeprefix(OPTIMIZER).partition("/")[0])
 
 
@@ -272,6 +320,7 @@ def _is_partial(tensor: DTensor) -> bool:
 
 
 def _refusal(tensor: DTensor) -> BadInput:
+    """Return the error for a tensor of which this rank's part is not one box."""
     return BadInput(
         "model",
         str(tensor.placements),
@@ -280,7 +329,8 @@ def _refusal(tensor: DTensor) -> BadInput:
 
 
 def _local(tensor: DTensor) -> Tensor:
-    with torch.no_grad():  # else the result would belong to a graph
+    """Return this rank's memory of a sharded tensor."""
+    with torch.no_grad():  # otherwise the result would belong to a graph
         return tensor.to_local()
 
 
@@ -288,8 +338,11 @@ def _memory(tensor: Tensor) -> Tensor:
     return _local(tensor) if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def _like(parameter: Tensor, slot: Slot) -> Tensor:
-    """Uninitialised memory for what an optimizer stored beside ``parameter``: spread as that is, if it was."""
+def _memory_for(parameter: Tensor, slot: Slot) -> Tensor:
+    """Return uninitialised memory for a stored tensor of an optimizer.
+
+    It is sharded like ``parameter`` if the stored tensor was.
+    """
     shape = slot.whole or slot.shape
     if not isinstance(parameter, DTensor) or shape != tuple(parameter.shape):
         on_host = not shape  # step counts stay on the host

@@ -1,1 +1,1 @@
-"""The transactional step of a training: shards, commit, restore, and the hooks and collectives of user code."""
+"""The transactional training step: shards, commit, restore, user hooks and user collectives."""

@@ -1,4 +1,8 @@
-"""What the trainers of replicated jobs and of sharded ones have in common."""
+"""The base class of the trainers of replicated and of sharded jobs.
+
+-> step/trainer.py and step/sharded_trainer.py: the step, and the recovery after a loss.
+step/collectives.py: what a collective of user code computes. step/callbacks.py: the hooks.
+"""
 
 from __future__ import annotations
 
@@ -17,46 +21,48 @@ from chaoskit.runtime.group.regroup import Formation
 from chaoskit.runtime.state.prefetch import require_no_draws
 from chaoskit.runtime.state.sampling import fetch, load, seed_everything
 from chaoskit.runtime.step import collectives
-from chaoskit.runtime.step.callbacks import HookMethods
+from chaoskit.runtime.step.callbacks import Preemption, RankLost, Resize
 from chaoskit.runtime.step.collectives import Call, Value
 from chaoskit.runtime.step.context import WorkerContext
 from chaoskit.sketch import TensorBox, sketch
 from chaoskit.vocabulary import Event, Phase
 
 
-def this_device(kind: str) -> torch.device:
-    """The device of this process."""
+def this_device(device_type: str) -> torch.device:
+    """Return the device of this process, given its kind: ``cpu`` or ``cuda``."""
     return (
-        torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+        torch.device("cuda", torch.cuda.current_device())
+        if device_type == "cuda"
+        else torch.device(device_type)
     )
 
 
 class Describable(Protocol):
-    """What is trained, as far as it is written down."""
+    """The trained state, as far as it is described in the journal."""
 
     def described(self) -> Iterator[TensorBox]:
-        """This rank's part of every tensor."""
+        """Yield this rank's part of every tensor, with its path and its box in the whole."""
 
     def scalars_digest(self) -> str:
-        """Of everything else."""
+        """Return a digest of the state that is not in tensors."""
 
     def rates(self) -> list[float]:
-        """The learning rate of each group of parameters."""
+        """Return the learning rate of each parameter group that has one."""
 
 
 class Trained(Describable, Protocol):
-    """The registered objects, as far as all trainers use them alike."""
+    """The part of the registered objects that all trainers use alike."""
 
     after_update: list[Callable[[], object]]
 
 
-class BaseTrainer(HookMethods, ABC):
-    """One rank's view of the run.
+class BaseTrainer(ABC):
+    """The trainer of one rank.
 
     Attributes:
-        seed: of the run; seed the building of the model with it.
-        device: where model and batches live.
-        disk: a directory of this node's own, for what the job writes; faults of disks strike here.
+        seed: seed of the run; build the model from it.
+        device: the device of model and batches.
+        disk: a directory of this node for files of the job; disk faults strike here.
     """
 
     def __init__(self, worker: WorkerContext, formation: Formation | None = None) -> None:
@@ -66,22 +72,35 @@ class BaseTrainer(HookMethods, ABC):
         self.disk = worker.disk
         self.device = this_device(worker.config.device)
         self._is_registered = self._has_begun = False
-        self._over = False  # the loop over the shards of this transaction has come to its end
+        self._over = False  # the loop over the shards of this transaction has ended
         self._prefetcher = worker.prefetcher
         self._calls, self._calling = CollectiveLog(), False
 
     @property
     @abstractmethod
     def step(self) -> int:
-        """Committed steps; the same on every rank whenever the user's code runs."""
+        """The number of committed steps.
+
+        It is the same on every rank whenever the user's code runs, except in a new process. There
+        it is 0 until the process has taken over the state.
+        """
 
     @property
     @abstractmethod
     def _registered(self) -> Trained:
-        """What the user has registered."""
+        """The objects that the user has registered. Read it only after ``register``."""
 
     def after_update(self, function: Callable[[], object]) -> Callable[[], object]:
-        """Call ``function`` at the end of each update, behind the schedulers, as a part of the commit."""
+        """Call ``function`` at the end of each update, after the schedulers, as part of the commit.
+
+        It is not called for a skipped step. Its result is ignored.
+
+        Return ``function``, so that this can be used as a decorator.
+
+        Raises:
+            BadInput: if ``function`` is not callable, or if this is called before ``register`` or
+                after the first transaction was entered.
+        """
         name = getattr(function, "__name__", type(function).__name__)
         if not callable(function):
             raise BadInput("after_update", function, "pass a function without arguments")
@@ -90,57 +109,136 @@ class BaseTrainer(HookMethods, ABC):
                 "after_update", name, "call trainer.register(model=..., optimizer=...) first"
             )
         if self._has_begun:
-            remedy = "call it before the first transaction: a rank that joins would miss a later call. Look at "
-            raise BadInput(
-                "after_update",
-                name,
-                remedy + "trainer.step in the function for what is to begin later",
+            remedy = (
+                "call it before the first transaction: a rank that joins would miss a later call. "
+                "To begin later, compare trainer.step in the function"
             )
+            raise BadInput("after_update", name, remedy)
         self._registered.after_update.append(function)
         return function
 
+    def on_resize(self, callback: Callable[[Resize], object]) -> Callable[[Resize], object]:
+        """Call ``callback`` on every rank when the world size changes, before the next commit.
+
+        It is called on new ranks as well. ``trainer.rank`` and ``trainer.world`` are those of the
+        new world. The callback must not change the registered objects: joining ranks take those
+        over, and hooks run at a different time on each rank.
+
+        ``callback`` gets a :class:`~chaoskit.runtime.step.callbacks.Resize`; its result is ignored.
+        An exception in it is journalled, and training goes on. BadInput ends the run.
+
+        Return ``callback``, so that this can be used as a decorator.
+        """
+        self._callbacks.on_resize.append(callback)
+        return callback
+
+    def on_preempt(
+        self, callback: Callable[[Preemption], object]
+    ) -> Callable[[Preemption], object]:
+        """Call ``callback`` before this rank leaves: the world shrinks, or its node is taken away.
+
+        The other ranks do not wait, so the callback cannot use collectives. When its seconds are
+        over, the process is ended. A rank that has finished, or has entered no generation yet, ends
+        without this call.
+
+        ``callback`` gets a :class:`~chaoskit.runtime.step.callbacks.Preemption`; its result is
+        ignored. Any ``Exception`` in it is journalled, and does not end the run.
+
+        Return ``callback``, so that this can be used as a decorator.
+        """
+        self._callbacks.on_preempt.append(callback)
+        return callback
+
+    def on_fault(self, callback: Callable[[RankLost], object]) -> Callable[[RankLost], object]:
+        """Call ``callback`` on the remaining ranks for each lost rank, before ``on_resize``.
+
+        A new process does not call it for ranks that were lost before. ``callback`` gets a
+        :class:`~chaoskit.runtime.step.callbacks.RankLost`; its result is ignored. An exception in
+        it is journalled, and training goes on. BadInput ends the run.
+
+        Return ``callback``, so that this can be used as a decorator.
+        """
+        self._callbacks.on_fault.append(callback)
+        return callback
+
+    @property
+    def _entered_formation(self) -> Formation:
+        """The generation in which this rank takes part.
+
+        Raises:
+            RuntimeError: if it has entered none yet.
+        """
+        if self._formation is None:
+            raise RuntimeError("this rank has entered no generation yet")
+        return self._formation
+
     @property
     def rank(self) -> int:
-        """This process's number in the current world; it can change when ranks are lost."""
+        """This process's rank in the current world. It can change with each generation.
+
+        It is 0 before the first generation is entered.
+        """
         return self._formation.me.rank if self._formation else 0
 
     @property
     def world(self) -> int:
-        """Ranks in the current generation."""
+        """The number of ranks in the current generation; 1 before the first is entered."""
         return len(self._formation.plan.members) if self._formation else 1
 
     @property
     def worker(self) -> str:
-        """Name of this process, as in journals and logs; never used again by another one."""
+        """The name of this process in journals and logs. No other process gets the same name."""
         return self._worker.name
 
     @property
     def will_restore(self) -> bool:
-        """Whether ``register`` replaces every weight and buffer: then they need no values before, only memory."""
+        """True if ``register`` replaces every weight and buffer.
+
+        They then need memory but no values. In a replicated job this is always False.
+        """
         return False
 
     def mesh(self, **sizes: int) -> DeviceMesh:
-        """A device mesh over all ranks; only sharded jobs have one.
+        """Return a device mesh over all ranks in a sharded job; always raise in a replicated one.
+
+        A job is sharded if its train function calls ``trainer.mesh``. The call may also be in a
+        function of the same file that the train function calls by name, at any depth.
+
+        Args:
+            sizes: the size of each dimension by its name; the last one varies fastest, and -1
+                stands for the ranks that are left. Without sizes there is one dimension ``shard``.
 
         Raises:
-            BadInput: in a replicated job.
+            BadInput: always in a replicated job; in a sharded job if the ranks do not make up such
+                a mesh.
         """
         remedy = "call trainer.mesh() in the train function, or in a function of the same file that it calls by name"
-        raise BadInput("mesh", sizes, f"{remedy}: that is how a sharded job is told")
+        raise BadInput("mesh", sizes, f"{remedy}: a sharded job is recognized by that call")
 
     def _obey_halt(self) -> None:
-        """Leave the train function if the job is to end after this step. A rehearsal is finished first."""
+        """Leave the train function if the job must end after this step.
+
+        A rehearsal is finished first.
+
+        Raises:
+            TrainingHalted: if this worker must end.
+        """
         if self._formation is not None:
             self._worker.halt.obey(self.step)
 
-    def tell_state(self) -> None:
-        """Write down of each tensor what tells it from others; see :mod:`chaoskit.sketch`."""
-        assert self._formation is not None
+    def journal_state(self) -> None:
+        """Write sketches of the tensors, a digest of the rest and the rates to the journal.
+
+        See :mod:`chaoskit.sketch`.
+
+        Raises:
+            RuntimeError: before ``register``, or if this rank has entered no generation yet.
+        """
         state = self._registered
         self._worker.journal.write(
             Event.STATE,
             step=self.step,
-            generation=self._formation.plan.generation,
+            generation=self._entered_formation.plan.generation,
             tensors=sketch(state.described()),
             scalars=state.scalars_digest(),
             rates=state.rates(),
@@ -149,48 +247,69 @@ class BaseTrainer(HookMethods, ABC):
     def _fetch(
         self, dataset: Any, samples: Sequence[int], shard: int, *, prefetch: bool, rehearses: bool
     ) -> Any:
-        """The batch of a shard. Faults of data strike here, wherever it is fetched."""
-        act = partial(
+        """Return the batch of a shard on this rank's device.
+
+        Data faults strike here, for prefetched batches as well.
+
+        Args:
+            rehearses: refuse a dataset that draws from global generators, if it is prefetched.
+        """
+        fetch_batch = partial(
             fetch, dataset, samples, self.device, self._prefetcher.take if prefetch else load
         )
         if prefetch and rehearses:
-            act = partial(require_no_draws, act)
-        return self._worker.hooks.injected.fetch(act, self.step, shard)
+            fetch_batch = partial(require_no_draws, fetch_batch)
+        return self._worker.hooks.injected.fetch(fetch_batch, self.step, shard)
 
     def _finish(self) -> None:
-        """The block of a transaction is left without an exception."""
+        """Check that the shards were computed when a transaction is left without an exception.
+
+        Raises:
+            BadInput: if the loop over the shards has not ended.
+        """
         if not self._over:
             remedy = "loop over step.shards(...) to its end in every transaction, and call step.backward(loss) in it"
             raise BadInput("step.shards", None, remedy)
 
     def _interrupt(self) -> None:
-        """The block is left by an exception, which the user's code may catch: it is between two transactions."""
+        """Note the state when a transaction is left by an exception.
+
+        The user's code may catch the exception, and is then between two transactions.
+        """
         self._worker.board.enter(Phase.OUTSIDE)
-        if not self._over:  # else it was noted behind the loop
+        if not self._over:  # otherwise it was noted at the end of the loop
             self._note_state()
 
     @abstractmethod
     def _note_state(self) -> None:
-        """Take note of what is registered: the script goes on."""
+        """Remember the registered state at the moment at which the script goes on."""
 
     @contextmanager
     def _plain_numbers(self) -> Iterator[None]:
-        """Reduce and update as if no autocast were around the loop: also without its copies of the old weights."""
+        """Reduce and update as if the loop were not inside an autocast context.
+
+        The cache of autocast is cleared, as it holds copies of the old weights.
+        """
         with torch.autocast(self.device.type, enabled=False):
             yield
         torch.clear_autocast_cache()
 
     def all_reduce(self, value: Any, op: str = "sum", *, shards: int | None = None) -> Any:
-        """Reduce a value over all ranks, or a function of the shard over all shards. The same result on every rank.
+        """Reduce a value over all ranks, or a function over all shards.
+
+        The result is the same on every rank.
 
         Args:
-            value: a float, an int or a small CPU tensor: one of each rank. With ``shards`` a function that gives one
-                for a shard, 0 to ``shards - 1``; each shard is computed by one rank, after a fault by another one.
+            value: a float, an int or a small CPU tensor of each rank. With ``shards``, a function
+                that returns such a value for a shard, 0 to ``shards - 1``. Each shard is computed
+                by one rank, after a fault by another rank.
             op: ``sum``, ``mean``, ``max`` or ``min``.
-            shards: so many are reduced in one order, with the same bits at every world size.
+            shards: the number of shards. They are reduced in a fixed order, so that the result has
+                the same bits at every world size.
 
         Raises:
-            BadInput: if it is called within a step, or ranks call different things.
+            BadInput: if it is called elsewhere than between two steps, or an argument is not valid.
+                Also if ranks call different collectives, or pass different types or shapes.
         """
         contribution = (
             partial(self._seeded, value) if callable(value) and shards is not None else value
@@ -198,19 +317,20 @@ class BaseTrainer(HookMethods, ABC):
         return self._call(collectives.all_reduce(contribution, op, shards))
 
     def _seeded(self, function: Callable[[int], Any], shard: int) -> Any:
-        """The value of ``shard``, with randomness that depends on step, call and shard alone."""
-        seed_everything(self.seed, self.step, self._calls.made(self.step), shard)
+        """Return the value of ``shard``. Its randomness depends on step, call and shard only."""
+        seed_everything(self.seed, self.step, self._calls.next_call(self.step), shard)
         return function(shard)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """The value of rank ``source``, on every rank.
+        """Return the value of rank ``source`` on every rank.
 
         Args:
-            value: a float, an int or a small CPU tensor; every rank passes one, as ranks can change their numbers. Or a
-                function that gives one: only ``source`` calls it.
+            value: a float, an int or a small CPU tensor. Every rank passes a value, as ranks can
+                change their numbers. Or a function that returns one, which only ``source`` calls.
 
         Raises:
-            BadInput: if it is called within a step, or ranks call different things.
+            BadInput: if it is called elsewhere than between two steps, or an argument is not valid.
+                Also if ranks call different collectives.
         """
         return self._call(collectives.broadcast(value, source))
 
@@ -218,12 +338,20 @@ class BaseTrainer(HookMethods, ABC):
         """Return once every rank has called it.
 
         Raises:
-            BadInput: if it is called within a step, or ranks call different things.
+            BadInput: if it is called elsewhere than between two steps, or ranks call different
+                collectives.
         """
         self._call(collectives.barrier())
 
     def _call(self, call: Call) -> Value | None:
-        """Have the result of the next collective since the last commit: known already, or of a call of all ranks."""
+        """Return the result of the next collective since the last commit; None for a barrier.
+
+        The result is replayed if this rank has it already. Otherwise all ranks make the call.
+
+        Raises:
+            BadInput: if it is called elsewhere than between two steps, or ranks make different
+                calls.
+        """
         if not self._over or self._calling:
             remedy = (
                 "call it behind the loop over step.shards(), between two steps: not in the loop, not before the first "
@@ -240,11 +368,19 @@ class BaseTrainer(HookMethods, ABC):
 
     @abstractmethod
     def _make(self, call: Call) -> None:
-        """Take part in ``call``, and write its result down. Not if the world changes meanwhile: it is made again."""
+        """Take part in ``call`` and record its result.
+
+        If the world changes meanwhile, no result is recorded, and :meth:`_call` makes it again. The
+        trainer of a sharded job leaves the train function instead.
+        """
 
     @contextmanager
     def long_phase(self, name: str) -> Iterator[None]:
-        """Declare work between steps that may take any time, such as an evaluation: it is never called a hang."""
+        """Declare the block as work of any length between steps, such as an evaluation.
+
+        It does not count as a hang unless it exceeds ``long_limit_s`` seconds. The journal has
+        ``name``.
+        """
         self._worker.board.enter(Phase.LONG)
         self._worker.journal.write(Event.LONG_PHASE, name=name, step=self.step)
         try:

@@ -1,8 +1,11 @@
-"""Hooks of the job: functions of the user's that are called when the world changes, or when this rank must go.
+"""User hooks that are called when the world changes, or when this rank must leave.
 
-All are called by the main thread, before a transaction's block, between two shards or in a collective. An exception in
-one is written down and shown in the worker's log, and training goes on; BadInput ends the run, as it does everywhere in
-a job.
+The main thread calls them before a transaction's block, between two shards or in a collective. An
+exception in a hook is journalled and shown in the worker's log, and training goes on. BadInput ends
+the run, as everywhere in a job.
+
+-> step/trainer.py (``_settle``) calls them as a generation is entered. worker/process.py
+(``_dismiss``): a worker that is ordered to leave. coordinator/effects.py gives that order.
 """
 
 from __future__ import annotations
@@ -17,15 +20,20 @@ from typing import TypeVar
 
 from chaoskit.errors import BadInput
 from chaoskit.journal import Journal
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.process.progress_board import Board
 from chaoskit.runtime.group.regroup import Dismissed
 from chaoskit.vocabulary import Event, Phase
-from chaoskit.wire.messages import Loss, Plan
+from chaoskit.wire.messages import Plan, RankLoss
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """The world has another size: of ``new_world`` ranks, from ``step`` on. ``reason``: in words, for people."""
+    """A change of the world size to ``new_world`` ranks, from ``step`` on.
+
+    Attributes:
+        old_world: ranks of the last world that this rank was in; on a new rank, of the last world.
+        reason: a description for people.
+    """
 
     old_world: int
     new_world: int
@@ -35,9 +43,13 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """This rank goes, and the others train on without it. After ``seconds_left`` its process is ended.
+    """The order that this rank leaves, while the others train on without it.
 
-    ``step``: committed steps when it left; on a rank of a sharded job those that its own piece has seen.
+    Attributes:
+        seconds_left: the time until its process is ended.
+        step: committed steps when it left. On a rank of a sharded job, those that its own piece
+            contains.
+        reason: a description for people.
     """
 
     seconds_left: float
@@ -47,9 +59,14 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """Somebody was lost, and this rank was not. ``step`` is attempted again, or goes on, in a world of ``world`` ranks.
+    """The loss of another rank.
 
-    ``rank``: which it had. ``cause``: one of :data:`chaoskit.vocabulary.LOSS_CAUSES`.
+    Attributes:
+        rank: the number that the lost rank had.
+        cause: one of :data:`chaoskit.vocabulary.LOSS_CAUSES`.
+        detail: a description of the loss for people; it may be empty.
+        step: the step that is attempted again, or continued.
+        world: the number of ranks that go on.
     """
 
     rank: int
@@ -59,11 +76,14 @@ class RankLost:
     world: int
 
 
-_Happening = TypeVar("_Happening", Resize, Preemption, RankLost)
+_HookEvent = TypeVar("_HookEvent", Resize, Preemption, RankLost)
 
 
 class Callbacks:
-    """The hooks of one worker process, and what they have been told. :meth:`hear` is for the control thread."""
+    """The hooks of one worker process, and the losses they were called for.
+
+    :meth:`note_losses` is for the control thread.
+    """
 
     def __init__(self, journal: Journal, board: Board) -> None:
         self._journal, self._board = journal, board
@@ -71,102 +91,99 @@ class Callbacks:
         self.on_preempt: list[Callable[[Preemption], object]] = []
         self.on_fault: list[Callable[[RankLost], object]] = []
         self._lock = threading.Lock()
-        self._losses: dict[str, Loss] = {}  # by worker: its name is never used again
-        self._told: set[str] = set()  # of the lost ones
-        self._plan: Plan | None = None  # the last one that was entered
+        self._losses: dict[str, RankLoss] = {}  # by worker, as its name is never used again
+        self._reported_workers: set[str] = set()  # lost workers for which the hooks were called
+        self._plan: Plan | None = None  # the last plan that was entered
 
     def forget(self) -> None:
-        """The train function of a sharded job is entered again, and names its hooks again."""
+        """Drop all hooks.
+
+        The train function of a sharded job is about to be entered again, and registers its hooks
+        again.
+        """
         for hooks in (self.on_resize, self.on_preempt, self.on_fault):
             hooks.clear()
 
-    def hear(self, plan: Plan) -> None:
-        """Every plan tells why it was made, also one that is superseded before anybody enters it."""
+    def note_losses(self, plan: Plan) -> None:
+        """Remember the losses that a plan names, for the hooks that :meth:`enter` calls later.
+
+        Pass every plan that arrives, as a newer plan may supersede it before this rank enters it.
+        """
         with self._lock:
             self._losses |= {loss.worker: loss for loss in plan.losses}
 
     def enter(self, plan: Plan, step: int) -> bool:
-        """Call what is due as ``plan`` is entered at ``step``; whether anything was called."""
-        before, self._plan = self._plan, plan
-        lost = self._news(lived=before is not None)
+        """Call the hooks for losses and for a change of the world size, as ``plan`` is entered.
+
+        Hooks are called for every loss of :meth:`note_losses` since the last call. The first call
+        in a process calls none for losses.
+
+        Return whether there was a loss or a change, even if no hook is registered for it.
+
+        Raises:
+            BadInput: if a hook raises it.
+        """
+        former_plan, self._plan = self._plan, plan
+        losses = self._unreported(was_present=former_plan is not None)
         world = len(plan.members)
-        for loss in lost:
+        for loss in losses:
             self._call(
                 "on_fault", self.on_fault, RankLost(loss.rank, loss.cause, loss.detail, step, world)
             )
-        old_world = plan.former_world if before is None else len(before.members)
-        resized = old_world not in (0, world)
-        if resized:
+        old_world = plan.former_world if former_plan is None else len(former_plan.members)
+        is_resized = old_world not in (0, world)
+        if is_resized:
             self._call("on_resize", self.on_resize, Resize(old_world, world, step, plan.reason))
-        return resized or bool(lost)
+        return is_resized or bool(losses)
 
-    def _news(self, *, lived: bool) -> list[Loss]:
-        """The losses that have not been told. A rank that is new has lived through none of them."""
+    def _unreported(self, *, was_present: bool) -> list[RankLoss]:
+        """Return the losses for which no hook was called yet.
+
+        A new rank was not present at any of them, and gets none.
+        """
         with self._lock:
-            news = [loss for name, loss in self._losses.items() if name not in self._told]
-            self._told.update(self._losses)
-        return news if lived else []
+            unreported = [
+                loss for name, loss in self._losses.items() if name not in self._reported_workers
+            ]
+            self._reported_workers.update(self._losses)
+        return unreported if was_present else []
 
     def preempt(self, order: Dismissed, step: int) -> None:
-        """Call the hooks of a worker that is to leave, each once. The order to leave limits their time."""
+        """Call the hooks of a worker that must leave, each once, also if this is called again.
+
+        Exceptions of hooks are journalled, BadInput included. The order to leave limits their time.
+        """
         self._board.enter(Phase.UNTIMED)
         hooks, self.on_preempt = self.on_preempt, []
-        for hook in hooks:  # each is told what the ones before it have left
+        for hook in hooks:  # `seconds_left` shrinks with each hook
             self._call("on_preempt", [hook], Preemption(order.seconds_left, step, order.reason))
 
     def _call(
-        self, name: str, hooks: Iterable[Callable[[_Happening], object]], happening: _Happening
+        self, name: str, hooks: Iterable[Callable[[_HookEvent], object]], event: _HookEvent
     ) -> None:
+        """Call each hook with ``event``, and journal its duration and its exception.
+
+        Raises:
+            BadInput: if a hook raises it and the rank stays.
+        """
         for hook in hooks:
             began_s, error = time.monotonic(), ""
             try:
-                hook(happening)
+                hook(event)
             except BadInput:
-                if not isinstance(
-                    happening, Preemption
-                ):  # a rank that goes does not end the run of the others
+                if not isinstance(event, Preemption):  # a rank that leaves does not end the run
                     raise
                 error = _report(name)
-            except Exception:  # noqa: BLE001 - whatever the user's code raises is told, and costs no training
+            except Exception:  # noqa: BLE001 - logged, and training goes on
                 error = _report(name)
             seconds = round(time.monotonic() - began_s, 6)
             self._journal.write(
-                Event.HOOK_CALLED, hook=name, seconds=seconds, error=error, **asdict(happening)
+                Event.HOOK_CALLED, hook=name, seconds=seconds, error=error, **asdict(event)
             )
 
 
 def _report(name: str) -> str:
-    """Show the exception that is being handled in the worker's log; its last line."""
+    """Show the current exception in the worker's log, and return its last line."""
     text = traceback.format_exc()
     sys.stderr.write(f"a hook of {name} failed:\n{text}")
     return text.strip().rpartition("\n")[2]
-
-
-class HookMethods:
-    """What a trainer offers for naming hooks. Each method gives its argument back, so that it serves as a decorator."""
-
-    _callbacks: Callbacks
-
-    def on_resize(self, callback: Callable[[Resize], object]) -> Callable[[Resize], object]:
-        """Call ``callback`` on every rank when the world has another size, before a step is committed in it.
-
-        On a rank that is new, too. ``trainer.rank`` and ``trainer.world`` are those of the new world. It must not
-        change what is registered: who joins takes that over, and hooks run at their own time on each rank.
-        """
-        self._callbacks.on_resize.append(callback)
-        return callback
-
-    def on_preempt(
-        self, callback: Callable[[Preemption], object]
-    ) -> Callable[[Preemption], object]:
-        """Call ``callback`` on a rank that goes because the world shrinks or its node is taken away, before it ends.
-
-        The others do not wait, so it cannot use collectives. When its seconds are over the process is ended.
-        """
-        self._callbacks.on_preempt.append(callback)
-        return callback
-
-    def on_fault(self, callback: Callable[[RankLost], object]) -> Callable[[RankLost], object]:
-        """Call ``callback`` on the ranks that go on after somebody was lost, once for each; before ``on_resize``."""
-        self._callbacks.on_fault.append(callback)
-        return callback

@@ -1,10 +1,14 @@
-"""Collectives of the user's own code, between two steps: what each rank contributes to a call, and what comes of it.
+"""Collectives of the user's code between two steps: contributions of each rank, and results.
 
-Pure but for the user's functions: how contributions travel, and what happens when a rank is lost meanwhile, is a matter
-of the trainers, which keep results in a :class:`~chaoskit.runtime.group.collective_log.CollectiveLog`.
+This module is pure except for the user's functions. The trainers exchange contributions and handle
+lost ranks. They keep results in a :class:`~chaoskit.runtime.group.collective_log.CollectiveLog`.
 
-A contribution has a key: a shard, or a rank. Each key is owed by one rank of the world in which the call is completed.
-A rank that is lost takes its contribution along, so after a fault other ranks compute the shards that it owed.
+A contribution has a key: a shard, or a rank. Each key is owed by one rank of the world in which the
+call is completed. The contribution of a lost rank is lost with it, so other ranks then compute its
+shards.
+
+-> step/base_trainer.py: the methods that user code calls. step/trainer.py (``_make``): the
+exchange.
 """
 
 from __future__ import annotations
@@ -49,13 +53,17 @@ _DTYPES = {
 _NO_GROUP = (
     "Default process group has not been initialized",
     "using env:// rendezvous",
-)  # torch's own words
+)  # from torch
 _NUMBERS = {"float": torch.float64, "int": torch.int64}
 _INT64 = torch.iinfo(torch.int64)
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True):
-    """A value as it travels. ``kind``: a dtype, or ``float`` or ``int`` for a number of Python's."""
+    """A value in its serialized form.
+
+    Attributes:
+        kind: a dtype, or ``float`` or ``int`` for a Python number.
+    """
 
     kind: str
     shape: tuple[int, ...]
@@ -63,7 +71,7 @@ class Packed(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def tensor(self) -> Tensor:
-        """The value, as a tensor of its own."""
+        """The value as a new tensor."""
         dtype = _NUMBERS.get(self.kind) or _DTYPES[self.kind]
         if not self.data:
             return torch.empty(self.shape, dtype=dtype)
@@ -71,13 +79,13 @@ class Packed(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def value(self) -> Value:
-        """What user code gets."""
+        """The value that user code gets: a Python number or a new tensor."""
         tensor = self.tensor
         return tensor.item() if self.kind in _NUMBERS else tensor
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank tells all others in a call."""
+    """The message that one rank sends to all others in a call."""
 
     step: int
     number: int
@@ -86,7 +94,11 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Result(msgspec.Struct, frozen=True, array_like=True):
-    """What the log holds. ``packed`` is None for a barrier."""
+    """The result of a call, as the log holds it.
+
+    Attributes:
+        packed: None for a barrier.
+    """
 
     call: str
     packed: Packed | None
@@ -97,21 +109,24 @@ _results = msgspec.msgpack.Decoder(_Result)
 
 
 def pack(field: str, value: Any) -> Packed:
-    """Return ``value`` as it travels.
+    """Return ``value`` in its serialized form.
 
     Raises:
-        BadInput: if it is no number and no small tensor on the CPU.
+        BadInput: if it is neither a number nor a small tensor on the CPU.
     """
     if isinstance(value, float):
         return Packed("float", (), _bytes(torch.tensor(value, dtype=torch.float64)))
     if isinstance(value, int) and _INT64.min <= value <= _INT64.max:
         return Packed("int", (), _bytes(torch.tensor(value, dtype=torch.int64)))
     kind = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    plain = (
+    is_plain_tensor = (
         type(value) in (Tensor, nn.Parameter) and kind in _DTYPES and value.layout == torch.strided
     )
-    if not plain or value.device.type != "cpu":
-        remedy = "pass a float, an int of 64 bits or a CPU tensor; for values of shards a function, with shards=N"
+    if not is_plain_tensor or value.device.type != "cpu":
+        remedy = (
+            "pass a float, an int of 64 bits or a CPU tensor; or a function of the shard, "
+            "with shards=N"
+        )
         raise BadInput(field, _describe(value), remedy)
     if value.nbytes > RESULTS_BYTES_MAX:
         raise BadInput(
@@ -123,17 +138,23 @@ def pack(field: str, value: Any) -> Packed:
 
 
 def _bytes(tensor: Tensor) -> bytes:
+    """Return the bits of a tensor in row-major order."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _describe(value: Any) -> str:
+    """Return a short text for a refused value, to be shown in an error."""
     if isinstance(value, Tensor):
         return f"{type(value).__name__} of {value.dtype} on {value.device}"
     return repr(value)[:80]
 
 
 def combine(parts: Sequence[Tensor], op: str) -> Tensor:
-    """Reduce ``parts`` in the canonical tree: the same bits whatever rank does it."""
+    """Return ``parts`` reduced in the canonical tree: the same bits on every rank.
+
+    Args:
+        op: ``sum``, ``mean``, ``max`` or ``min``. The mean of integers is a float64.
+    """
     held = {Subtree(index, index + 1): part for index, part in enumerate(parts)}
     for merge in merge_order(held, len(parts)):
         held[merge.parent] = _COMBINE[op](held.pop(merge.left), held.pop(merge.right))
@@ -144,14 +165,17 @@ def combine(parts: Sequence[Tensor], op: str) -> Tensor:
 
 
 class Call:
-    """One call on one rank.
+    """A call of a collective on one rank.
+
+    It computes this rank's contributions, gives the message that contains them, and reduces the
+    messages of all ranks to the result.
 
     Args:
-        name: of the method.
+        name: the name of the method.
         text: the call with its arguments; the same on all ranks.
-        keys: what is contributed in a world of the given size, each key by one rank.
-        get: the contribution of a key; called on the rank that owes it.
-        op: how contributions are reduced.
+        keys: function from the world size to the keys of all contributions.
+        contribute: returns the contribution of a key; called on the rank that owes it.
+        op: the operation that reduces the contributions: ``sum``, ``mean``, ``max`` or ``min``.
     """
 
     def __init__(
@@ -159,63 +183,77 @@ class Call:
         name: str,
         text: str,
         keys: Callable[[int], range],
-        get: Callable[[int], Any] = lambda key: None,
+        contribute: Callable[[int], Any] = lambda key: None,
         op: str = "sum",
     ) -> None:
         self.name, self.text = name, text
-        self._keys, self._get, self._op = keys, get, op
+        self._keys, self._contribute, self._op = keys, contribute, op
         self._parts: dict[int, Packed] = {}
 
-    def owed(self, rank: int, world: int) -> list[int]:
+    def own_keys(self, rank: int, world: int) -> list[int]:
         """Return the keys that ``rank`` contributes."""
         return [key for key in self._keys(world) if key % world == rank]
 
     def compute(self, rank: int, world: int, *, evenly: bool = False) -> None:
-        """Compute what is owed, and is not there yet.
+        """Compute and keep the contributions that this rank owes and does not have yet.
 
         Args:
-            evenly: call the user's function as often as on the rank with most keys, and drop what is over: a sharded
-                model needs all ranks for each forward pass.
+            evenly: call the user's function as often as the rank with most keys does, and drop the
+                surplus: a sharded model needs all ranks for each forward pass.
+
+        Raises:
+            BadInput: if the user's function returns a value that cannot be sent.
         """
-        keys, owed = self._keys(world), self.owed(rank, world)
-        for key in owed:
+        keys, own_keys = self._keys(world), self.own_keys(rank, world)
+        for key in own_keys:
             if key not in self._parts:
-                self._parts[key] = pack(self.name, self._get(key))
-        for _ in range(math.ceil(len(keys) / world) - len(owed) if evenly else 0):
-            self._get((owed or keys)[-1])
+                self._parts[key] = pack(self.name, self._contribute(key))
+        for _ in range(math.ceil(len(keys) / world) - len(own_keys) if evenly else 0):
+            self._contribute((own_keys or keys)[-1])
 
     def row(self, step: int, number: int, rank: int, world: int) -> bytes:
-        """Return what this rank tells all others.
+        """Return the message of this rank to all others, encoded. Call it after :meth:`compute`.
 
         Args:
-            number: of the call since the last commit.
+            number: the number of the call since the last commit.
         """
-        parts = {key: self._parts[key] for key in self.owed(rank, world)}
+        parts = {key: self._parts[key] for key in self.own_keys(rank, world)}
         return msgspec.msgpack.encode(_Row(step, number, self.text, parts))
 
     def conclude(self, rows: Sequence[bytes]) -> bytes:
-        """Return the result, for the log.
+        """Return the result that follows from all contributions, encoded for the log.
 
         Args:
-            rows: of all ranks.
+            rows: the messages of all ranks.
 
         Raises:
-            BadInput: on every rank, if the ranks call different things.
+            BadInput: on every rank, if the ranks make different calls, or contribute values of
+                different types or shapes.
         """
-        told = [_rows.decode(row) for row in rows]
-        calls = [(row.call, row.number, row.step) for row in told]
-        if other := next((rank for rank, call in enumerate(calls) if call != calls[0]), None):
-            different = " and ".join(
-                f"rank {rank} trainer.{call}, its call {number} since step {step}"
-                for rank, (call, number, step) in ((0, calls[0]), (other, calls[other]))
+        messages = [_rows.decode(row) for row in rows]
+        calls = [(row.call, row.number, row.step) for row in messages]
+        if differing_rank := next(
+            (rank for rank, call in enumerate(calls) if call != calls[0]), None
+        ):
+            problem = " and ".join(
+                f"rank {rank} made trainer.{call} as call {number} since step {step}"
+                for rank, (call, number, step) in (
+                    (0, calls[0]),
+                    (differing_rank, calls[differing_rank]),
+                )
             )
-            raise self.refusal(f"{different} called at the same time")
-        parts = {key: part for row in told for key, part in row.parts.items()}
+            raise self.refusal(problem)
+        parts = {key: part for row in messages for key, part in row.parts.items()}
         if not parts:
             return msgspec.msgpack.encode(_Result(self.text, None))
         return msgspec.msgpack.encode(_Result(self.text, self._reduce(parts)))
 
     def _reduce(self, parts: Mapping[int, Packed]) -> Packed:
+        """Return the contributions, reduced in the order of their keys.
+
+        Raises:
+            BadInput: if they differ in type or shape.
+        """
         ordered = [parts[key] for key in sorted(parts)]
         kinds = {f"{part.kind}{list(part.shape)}" for part in ordered}
         if len(kinds) > 1:
@@ -227,33 +265,40 @@ class Call:
         return pack(self.name, total)
 
     def read(self, result: bytes) -> Value | None:
-        """Return what user code gets.
+        """Return the value that user code gets; None for a barrier.
 
         Args:
-            result: as the log gives it.
+            result: the result from the log.
 
         Raises:
             BadInput: if it is the result of another call.
         """
-        found = _results.decode(result)
-        if found.call != self.text:
+        logged = _results.decode(result)
+        if logged.call != self.text:
             raise self.refusal(
-                f"this rank calls trainer.{self.text} where others have called trainer.{found.call}"
+                f"this rank calls trainer.{self.text} where others have called trainer.{logged.call}"
             )
-        return found.packed.value if found.packed is not None else None
+        return logged.packed.value if logged.packed is not None else None
 
     def refusal(self, problem: str) -> BadInput:
-        """Return the error of ranks that do not call the same."""
-        remedy = f"make the same calls in the same order on every rank, also where only one needs the result: {problem}"
+        """Return the error for ranks that make different calls."""
+        remedy = (
+            "make the same calls in the same order on every rank, even if few ranks need the "
+            f"result: {problem}"
+        )
         return BadInput(self.name, self.text, remedy)
 
 
 def all_reduce(value: Any, op: str, shards: int | None) -> Call:
-    """The call of :meth:`Trainer.all_reduce <chaoskit.Trainer.all_reduce>`."""
+    """Return the call of :meth:`Trainer.all_reduce <chaoskit.Trainer.all_reduce>`.
+
+    Raises:
+        BadInput: if an argument is not valid.
+    """
     if op not in _COMBINE:
         raise BadInput("all_reduce.op", op, f"use one of {', '.join(_COMBINE)}")
     if shards is None:
-        pack("all_reduce", value)  # refused before anything travels; a function, too
+        pack("all_reduce", value)  # refuses a bad value, or a function, before anything is sent
         return Call("all_reduce", f"all_reduce(op={op!r})", range, lambda rank: value, op)
     if shards < 1:
         raise BadInput("all_reduce.shards", shards, "use 1 or more")
@@ -272,7 +317,13 @@ def all_reduce(value: Any, op: str, shards: int | None) -> Call:
 
 
 def broadcast(value: Any, source: int) -> Call:
-    """The call of :meth:`Trainer.broadcast <chaoskit.Trainer.broadcast>`."""
+    """Return the call of :meth:`Trainer.broadcast <chaoskit.Trainer.broadcast>`.
+
+    Computing the call raises BadInput if ``source`` is outside of the world.
+
+    Raises:
+        BadInput: if an argument is not valid.
+    """
     if source < 0:
         raise BadInput("broadcast.source", source, "use the number of a rank, from 0")
     if not callable(value):
@@ -283,7 +334,7 @@ def broadcast(value: Any, source: int) -> Call:
             raise BadInput(
                 "broadcast.source",
                 source,
-                f"use a rank below {world}, the ranks of the world; 0 always is",
+                f"use a rank below {world}, the world size; rank 0 always exists",
             )
         return range(source, source + 1)
 
@@ -296,13 +347,19 @@ def broadcast(value: Any, source: int) -> Call:
 
 
 def barrier() -> Call:
-    """The call of :meth:`Trainer.barrier <chaoskit.Trainer.barrier>`."""
+    """Return the call of :meth:`Trainer.barrier <chaoskit.Trainer.barrier>`."""
     return Call("barrier", "barrier()", lambda world: range(0))
 
 
 @contextmanager
 def explain_missing_group() -> Iterator[None]:
-    """Turn torch's complaint that there is no process group into one that says what to call instead."""
+    """Replace torch's error about a missing process group by one that names the calls to use.
+
+    Other errors of the block are raised unchanged.
+
+    Raises:
+        JobFailed: if the block uses a process group of torch, of which a job has none.
+    """
     try:
         yield
     except ValueError as error:
@@ -310,6 +367,6 @@ def explain_missing_group() -> Iterator[None]:
             raise
         raise JobFailed(
             "torch.distributed has no process group in this job: leave out init_process_group and "
-            "DistributedDataParallel, and use trainer.rank; for values of your own call trainer.all_reduce, "
-            "trainer.broadcast or trainer.barrier behind a transaction"
+            "DistributedDataParallel, and use trainer.rank; to exchange values, call "
+            "trainer.all_reduce, trainer.broadcast or trainer.barrier after a transaction"
         ) from error

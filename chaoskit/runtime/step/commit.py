@@ -1,4 +1,8 @@
-"""What ends a step on this rank: the reduced gradients are applied, or its batch is skipped, and it is written down."""
+"""The commit of a step on one rank: apply the gradients or skip the batch, and journal it.
+
+-> step/trainer.py: the reduction before; step/inquiry.py: the reasons not to commit.
+daemon/replica_keeper.py makes the copies that a commit waits for.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from chaoskit.runtime.group.regroup import Formation
-from chaoskit.runtime.integrity.guard import AuditResult
+from chaoskit.runtime.integrity.nonfinite_guard import AuditResult
 from chaoskit.runtime.reduction.choice import Reduced
 from chaoskit.runtime.state.replica import Replica
 from chaoskit.runtime.state.sampling import seed_everything
@@ -17,14 +21,17 @@ from chaoskit.runtime.step.context import WorkerContext
 from chaoskit.runtime.step.shardwork import ShardWork
 from chaoskit.vocabulary import Event
 
-_COPY_WAIT_S = 0.02  # a copy of the last step takes the time of one memory copy, and has had a whole step for it
-_DUE_COPY_WAIT_S = (
-    0.5  # one that is to be stored comes rarely, and if each were overtaken, nothing ever would be
-)
+_COPY_WAIT_S = 0.02  # a copy takes the time of one memory copy, and had a whole step for it
+_DUE_COPY_WAIT_S = 0.5  # longer for copies to be stored: if each were overtaken, none would be
 
 
 class LeaseOver(ConnectionError):
-    """The node was not heard for too long. It is said, so that all are planned again if it is heard after all."""
+    """The error of a commit after the lease of this node has run out: others may train instead.
+
+    The agent renews it while the coordinator answers (``agent/coordinator_link.py``). The
+    error is reported to the coordinator, so that all ranks are planned again if the node comes
+    back.
+    """
 
 
 class Committer:
@@ -38,22 +45,25 @@ class Committer:
         self, worker: WorkerContext, replica: Replica, work: ShardWork, clip_norm: float | None
     ) -> None:
         self._worker, self._replica, self._work, self._clip_norm = worker, replica, work, clip_norm
-        self._stall_ms = 0.0  # for a copy of the state, before the newest commit
+        self._stall_ms = 0.0  # the newest commit waited so long for a copy of the state
 
     def commit(
         self, formation: Formation, reduced: Reduced, ownership: Sequence[Sequence[int]]
     ) -> None:
-        """Run the optimizer with what all ranks agree on.
+        """Run the optimizer with the reduced gradients, on which all ranks agree.
 
         Args:
             ownership: the shards of each rank.
 
         Raises:
-            GenerationSuperseded: if another generation was begun before. LeaseOver: if others may train instead.
+            GenerationSuperseded: if another generation was begun before.
+            LeaseOver: if the lease of this node has run out, so that others may train instead.
+            BadInput: if ranks froze different parameters, or shards left different values in an
+                integer buffer.
         """
-        loss, mine = _mean_loss(reduced, ownership), ownership[formation.me.rank]
+        loss, own_shards = _mean_loss(reduced, ownership), ownership[formation.me.rank]
 
-        def write_down() -> None:
+        def write_record() -> None:
             self._worker.journal.write(
                 Event.COMMIT,
                 step=self._replica.step,
@@ -63,22 +73,26 @@ class Committer:
                 loss=loss,
                 grad_sum=reduced.grad_sum,
                 stall_ms=self._stall_ms,
-                **self._batch(mine),
+                **self._batch(own_shards),
             )
 
-        self._advance(formation, lambda: self._apply(reduced, write_down), loss)
+        self._advance(formation, lambda: self._apply(reduced, write_record), loss)
 
-    def skip(self, formation: Formation, result: AuditResult, mine: Sequence[int]) -> None:
-        """Policy ``skip``: the step counts, its batch is written down as skipped, the weights stay.
+    def skip(self, formation: Formation, result: AuditResult, own_shards: Sequence[int]) -> None:
+        """Skip the batch (policy ``skip``): the number of steps grows by one, and the weights stay.
+
+        Optimizers, schedulers and the functions of ``after_update`` do not run. The journal has the
+        skipped shards and samples.
 
         Args:
-            mine: the shards of this rank.
+            own_shards: the shards of this rank.
 
         Raises:
-            GenerationSuperseded: if another generation was begun before. LeaseOver: if others may train instead.
+            GenerationSuperseded: if another generation was begun before.
+            LeaseOver: if the lease of this node has run out, so that others may train instead.
         """
 
-        def write_down() -> None:
+        def write_record() -> None:
             with self._replica.update():
                 self._deal()
                 self._worker.journal.write(
@@ -88,27 +102,37 @@ class Committer:
                     rank=formation.me.rank,
                     world=len(formation.plan.members),
                     shards=result.shards,
-                    samples=self._work.samples(mine),
+                    samples=self._work.samples(own_shards),
                 )
 
-        self._advance(formation, write_down, float("nan"))
+        self._advance(formation, write_record, float("nan"))
 
-    def _advance(self, formation: Formation, act: Callable[[], None], loss: float) -> None:
+    def _advance(self, formation: Formation, take_step: Callable[[], None], loss: float) -> None:
+        """Wait for the keeper, and run ``take_step`` while newer generations wait for the step.
+
+        The new step is then shown on the board. The keeper is told at once if the script does not
+        write into the state, else at the next transaction.
+
+        Raises:
+            GenerationSuperseded, LeaseOver: as :meth:`commit`.
+        """
         worker, replica = self._worker, self._replica
         self._await_copy()
-        if (
-            worker.board.lease_over
-        ):  # this process, or its whole node, stood still: its agent will end it
+        if worker.board.lease_over:  # the process or its node was stopped too long
             raise LeaseOver("the lease of this node has run out")
         with worker.regrouper.advance(formation):
-            act()
+            take_step()
             worker.regrouper.step = replica.step
         worker.board.progress(replica.step, loss)
         if not replica.at_entry:
             worker.board.announce()
 
     def _await_copy(self) -> None:
-        """Let the keeper finish its copy. Shown as waiting: a slow keeper does not make this a rank that hangs."""
+        """Wait until the keeper has finished its copy, for a limited time.
+
+        A copy that was due and is not finished is journalled as failed. The board shows this rank
+        as waiting, so that a slow keeper does not make it look hung.
+        """
         board, step = self._worker.board, self._replica.step
         began_s = time.monotonic()
         with board.waiting():
@@ -116,32 +140,40 @@ class Committer:
         waited_s = time.monotonic() - began_s
         self._stall_ms = round(waited_s * 1000, 3)
         if waited_s > _DUE_COPY_WAIT_S:
-            reason = f"no answer of the keeper for {waited_s:.2f} s, to a step whose copy was due"
+            reason = f"the replica keeper had not finished the due copy after {waited_s:.2f} s"
             self._worker.journal.write(
                 Event.COPY_FAILED, worker=self._worker.name, step=step, reason=reason
             )
 
     def _deal(self) -> None:
+        """Let the following batch deal the samples of this step, if the batch follows the world."""
         if self._replica.following is not None:
             self._replica.following.deal(self._replica.step, self._work.shard_count)
 
-    def _batch(self, mine: Sequence[int]) -> dict[str, Any]:
-        """Of a batch that follows the world: samples of this step, and what the optimizers made of it."""
+    def _batch(self, own_shards: Sequence[int]) -> dict[str, Any]:
+        """Return the journal fields of a batch that follows the world.
+
+        They are the number of samples, the learning rate that the first optimizer used, and the
+        factor of the rates. The result is empty for other batches.
+        """
         following = self._replica.following
         if following is None:
             return {}
-        samples = len(self._work.samples(mine)) // len(mine) * self._work.shard_count
+        samples = len(self._work.samples(own_shards)) // len(own_shards) * self._work.shard_count
         return {
             "samples": samples,
             "rate": following.rate,
             "multiplier": following.multiplier(self._replica.step),
         }
 
-    def _apply(self, reduced: Reduced, write_down: Callable[[], None]) -> None:
-        """Run the optimizer. The commit is written down before the new state can be read: none is ever restored of
-        which no journal tells."""
+    def _apply(self, reduced: Reduced, write_record: Callable[[], None]) -> None:
+        """Run the optimizer and journal the commit.
+
+        The commit is journalled before peers can read the new state, so that no state is restored
+        without a record of its commit.
+        """
         replica = self._replica
-        gradients, moved = self._work.update_of(reduced)
+        gradients, buffer_changes = self._work.update_of(reduced)
         for parameter, gradient in zip(replica.parameters, gradients, strict=True):
             parameter.grad = gradient
         if self._clip_norm is not None:
@@ -149,25 +181,26 @@ class Committer:
         with replica.update():
             self._deal()
             replica.advance()
-            replica.buffers.commit(moved.differences, moved.integers)
+            replica.buffers.commit(buffer_changes.differences, buffer_changes.integers)
             self._run_after_update()
             self._worker.hooks.injected.updated()
-            write_down()
+            write_record()
         for parameter in replica.parameters:
             parameter.grad = None
 
     def _run_after_update(self) -> None:
+        """Call the job's functions for the end of an update, with the same seed on all ranks."""
         replica, step = self._replica, self._replica.step
         if replica.after_update:
             seed_everything(
                 self._worker.config.seed, step, self._work.shard_count
-            )  # behind the seeds of the shards
+            )  # after the shards
             replica.run_after_update()
             replica.buffers.take_in()
 
 
 def _mean_loss(reduced: Reduced, ownership: Sequence[Sequence[int]]) -> float:
-    """Over the shards, in their order: the same bits on every rank."""
+    """Return the mean loss over the shards, added in their order: the same bits on every rank."""
     owners = {shard: rank for rank, shards in enumerate(ownership) for shard in shards}
     losses = [float(reduced.sidecars[owners[shard]][shard]) for shard in sorted(owners)]
     return sum(losses) / len(losses)

@@ -1,17 +1,23 @@
-"""Compilations by ``torch.compile`` in the middle of a step: they take seconds, and must not be called a hang."""
+"""Compilations by ``torch.compile`` within a step.
+
+They take seconds, and must not count as a hang.
+
+-> coordinator/detectors/hang.py: the limit of each phase.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.process.progress_board import Board
 from chaoskit.vocabulary import Phase
 
 
 class Compilations:
-    """Shows every compilation of this process as a long phase, and afterwards the phase that it interrupted.
+    """Shows every compilation of this process as a long phase, and the interrupted phase after it.
 
-    One a process: of two, the second would take the long phase of the first for the one that was interrupted.
+    Make only one per process: a second one would take the long phase of the first for the
+    interrupted phase.
     """
 
     def __init__(self, board: Board) -> None:
@@ -22,7 +28,10 @@ class Compilations:
         self.watch()
 
     def watch(self) -> None:
-        """Make sure to hear of compilations: ``torch.compiler.reset()`` forgets who wants to. Costs next to nothing."""
+        """Register for compilations again, because ``torch.compiler.reset()`` drops all callbacks.
+
+        The call costs next to nothing.
+        """
         if self._begin not in self._handler.start_callbacks:
             self._handler.register_start_callback(self._begin)
         if self._end not in self._handler.end_callbacks:

@@ -1,4 +1,7 @@
-"""What the process around a trainer provides."""
+"""The services that the process around a trainer provides.
+
+-> worker/process.py makes the context, and has the control thread behind it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 from chaoskit.config import RunConfig
 from chaoskit.journal import Journal
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.process.progress_board import Board
 from chaoskit.runtime.group.regroup import Regrouper
 from chaoskit.runtime.state.prefetch import Prefetcher
 from chaoskit.runtime.state.replica import Replica
@@ -30,10 +33,10 @@ class WorkerContext:
     regrouper: Regrouper
     callbacks: Callbacks
     send: Callable[[Message], None]
-    share: Callable[[Replica], Endpoint]  # start to serve the state to peers
-    ready: Callable[[Endpoint], None]  # tell the coordinator that a rank can be taken
+    serve_state: Callable[[Replica], Endpoint]  # starts to serve the state to peers
+    report_ready: Callable[[Endpoint], None]  # reports that this worker can take a rank
     token: str
-    host: str  # address under which peers reach this node
+    host: str  # the address at which peers reach this node
     disk: Path
     prefetcher: Prefetcher = field(default_factory=Prefetcher)
     halt: HaltOrder = field(default_factory=HaltOrder)

@@ -1,4 +1,10 @@
-"""The points of a step or a recovery at which a fault can strike: the rank waits there until the fault is in."""
+"""The points of a step or recovery at which a fault can strike.
+
+The rank waits there until the fault is active.
+
+-> experiment/injection/channel.py: the other end, in the harness. runtime/injection/acts.py: what a
+worker can do to itself there.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +14,8 @@ from collections.abc import Iterable
 from queue import SimpleQueue
 
 from chaoskit.journal import Journal
-from chaoskit.process.heartbeat_page import Board
 from chaoskit.process.linux import set_name
+from chaoskit.process.progress_board import Board
 from chaoskit.runtime.injection.context import InjectedActs, InjectionContext
 from chaoskit.runtime.state.registered import Registered
 from chaoskit.vocabulary import Event, Phase
@@ -27,17 +33,21 @@ from chaoskit.wire.messages import (
     Trigger,
 )
 
-_GREETING_S = 20.0  # for the triggers of the plan: the harness may be about to start a container
+_TRIGGERS_WAIT_S = 20.0  # the harness may be starting a container
 
 
 class Hooks:
-    """Armed triggers of one worker. Costs one dictionary look-up a phase when none is due.
+    """The armed triggers of one worker. A phase without a trigger costs one dictionary look-up.
+
+    Making the object with a ``line`` waits until all triggers of the plan have arrived. It waits at
+    most 20 s.
 
     Args:
-        line: to the harness that injects faults; None in a run without.
+        line: the connection to the harness that injects faults; None in a run without faults.
 
     Attributes:
-        injected: what acts have left for later moments of the step; the trainer calls it there.
+        injected: the acts that are left for later moments of the step; the trainer calls them
+            there.
     """
 
     def __init__(
@@ -46,19 +56,21 @@ class Hooks:
         self._worker, self._line, self._board, self._journal = worker, line, board, journal
         self.injected = InjectedActs()
         self._lock = threading.Lock()
-        self._releases: dict[
-            str, SimpleQueue[Resume]
-        ] = {}  # fault -> the answer for the thread that waits for it
+        self._releases: dict[str, SimpleQueue[Resume]] = {}  # by fault: answers to threads
         self._due: dict[str, list[Trigger]] = {}  # by phase
         if line is not None:
             armed = threading.Event()
             threading.Thread(
-                target=self._obey, args=(line, armed), name="ck-inject", daemon=True
+                target=self._serve, args=(line, armed), name="ck-inject", daemon=True
             ).start()
-            armed.wait(_GREETING_S)
+            armed.wait(_TRIGGERS_WAIT_S)
 
-    def _obey(self, line: InjectionLine, armed: threading.Event) -> None:
-        """Do what the harness orders, until it is gone: then nothing waits for it any more."""
+    def _serve(self, line: InjectionLine, armed: threading.Event) -> None:
+        """Carry out the orders of the harness until it is gone, then release all waiting threads.
+
+        Args:
+            armed: set once all triggers of the plan have arrived, or the harness is gone.
+        """
         set_name("ck-inject")
         try:
             while (order := line.receive()) is not None:
@@ -81,6 +93,7 @@ class Hooks:
                 waiting.put(Resume(fault, InjectionAct("none")))
 
     def _arm(self, triggers: Iterable[Trigger]) -> None:
+        """Add triggers to those that are due, without repetition."""
         with self._lock:
             for trigger in triggers:
                 due = self._due.setdefault(trigger.phase, [])
@@ -95,12 +108,15 @@ class Hooks:
         replica: Registered | None = None,
         peer: str = "",
     ) -> None:
-        """Stop here if a trigger is due, until it is released.
+        """Block here if a trigger is due, until it is released, and carry out its act.
+
+        A trigger is due once. The journal has each stop. The acts that were left for this phase are
+        called first, whether a trigger is due or not. An exception of an act is raised.
 
         Args:
-            step: that is being attempted; -1 before the first.
+            step: the step that is attempted; -1 before the first.
             plan: the membership of which ``me`` is a member; None before the first.
-            replica: what an act may change; None outside the main thread.
+            replica: the state that an act may change; None outside the main thread.
             peer: the worker from which this one is about to pull.
         """
         self.injected.enter(phase, step)
@@ -122,6 +138,7 @@ class Hooks:
             self._act(hook, self._wait(hook), replica)
 
     def _note_stop(self, hook: AtHook) -> None:
+        """Journal that a thread waits for a fault."""
         self._journal.write(
             Event.HOOK_STOPPED,
             fault=hook.fault,
@@ -133,36 +150,37 @@ class Hooks:
         )
 
     def _wait(self, hook: AtHook) -> InjectionAct:
-        """Report, and wait for what to do: nothing, if the harness is gone."""
+        """Report that this thread waits, and return the act of the answer.
+
+        The act is ``none`` if the harness is gone.
+        """
         answers = self._releases[hook.fault] = SimpleQueue()
-        main = hook.tid == hook.pid  # the board shows what the main thread does
-        shown = self._board.phase
-        if main:
-            self._board.enter(
-                Phase.UNTIMED
-            )  # the harness may take its time: this wait is not a hang
-        release = answers.get() if self._say(hook) else Resume(hook.fault, InjectionAct("none"))
+        is_main_thread = hook.tid == hook.pid  # the board shows what the main thread does
+        phase_before = self._board.phase
+        if is_main_thread:
+            self._board.enter(Phase.UNTIMED)  # the harness may take long: this wait is not a hang
+        release = answers.get() if self._send(hook) else Resume(hook.fault, InjectionAct("none"))
         del self._releases[hook.fault]
-        if main:
-            self._board.enter(shown)
+        if is_main_thread:
+            self._board.enter(phase_before)
         return release.act
 
-    def _say(self, report: AtHook | ActReport) -> bool:
-        """Whether the harness is there to hear it."""
+    def _send(self, report: AtHook | ActReport) -> bool:
+        """Send a report to the harness. Return False if the harness is gone."""
         with self._lock:
             line = self._line
         return line is not None and line.send(report)
 
     def _act(self, hook: AtHook, act: InjectionAct, replica: Registered | None) -> None:
+        """Carry out an act, and report its effect to the journal and to the harness."""
+
         def report(effective: bool, observed: str) -> None:
             self._journal.write(
                 Event.LEVER, fault=hook.fault, effective=effective, observed=observed
             )
-            self._say(ActReport(self._worker, hook.fault, observed, effective))
+            self._send(ActReport(self._worker, hook.fault, observed, effective))
 
-        from chaoskit.runtime.injection import (
-            acts,
-        )  # a worker of a run without faults has none of them
+        from chaoskit.runtime.injection import acts  # not loaded in a run without faults
 
         acts.carry_out(
             act.name,
@@ -172,7 +190,7 @@ class Hooks:
 
 
 def _matches(trigger: Trigger, step: int, plan: Plan | None, me: Member | None) -> bool:
-    """Whether a member that attempts ``step`` is the one that ``trigger`` is for."""
+    """Return whether ``trigger`` is meant for a member that attempts ``step``."""
     if trigger.step not in (-1, step) or (plan.generation if plan else 0) < trigger.generation:
         return False
     if trigger.role == "most_shards":

@@ -1,7 +1,11 @@
-"""From where a rank takes the state that it lacks: members that are ahead, or sealed copies when no member has it.
+"""Restore the state that a rank lacks: from members that are ahead, or from sealed copies.
 
-All ranks of a generation must take the same step. So a rank chooses only among sources of one step: the furthest
-members, else the newest copies. When all of these fail the control plane is told, and plans again with what is left.
+All ranks of a generation must take the same step. A rank therefore chooses only among sources of
+one step: the members that are furthest ahead, or else the newest copies. If all of them fail, the
+coordinator is informed and plans again with the remaining sources.
+
+-> state/peer.py and state/from_store.py read a source. coordinator/membership/copy_search.py finds
+the copies that a plan offers. state/pieces.py does the same for sharded jobs.
 """
 
 from __future__ import annotations
@@ -15,53 +19,68 @@ from chaoskit.runtime.group.rendezvous import GenerationSuperseded
 from chaoskit.runtime.state.peer import Corrupt, NotComplete, PeerLost, Pulled
 from chaoskit.runtime.step.context import WorkerContext
 from chaoskit.vocabulary import Event
-from chaoskit.wire.messages import Endpoint, Snapshot, SourceFailed
+from chaoskit.wire.messages import Endpoint, OfferedSnapshot, SourceFailed
 
-_READ = "restored from the remote tier"  # key, for those who wait for rank 0
+_READ = "restored from the remote tier"  # rendezvous key that ranks other than 0 wait for
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A member (``rank``), or a sealed copy (``snapshot``) in some tier."""
+class StateSource:
+    """A source of the state: a member, or a sealed copy in some tier.
+
+    Attributes:
+        name: the worker, or tier and node of the copy, for journals and messages.
+        rank: the rank of the member; -1 for a copy.
+        snapshot: the copy; None for a member.
+    """
 
     name: str
     endpoint: Endpoint
     rank: int = -1
-    snapshot: Snapshot | None = None
+    snapshot: OfferedSnapshot | None = None
 
     @property
     def checksum(self) -> str:
-        """What the state must have; "" for a member, whose state is not sealed."""
+        """The checksum that the state must have; "" for a member, as its state is not sealed."""
         return self.snapshot.checksum if self.snapshot is not None else ""
 
 
-def sources(formation: Generation) -> list[Source]:
-    """Everything that has the step that this generation trains next; each rank begins with another one. Pure."""
+def sources(formation: Generation) -> list[StateSource]:
+    """Return all sources of the step that this generation trains next, in the order to try them.
+
+    Each rank begins with a different one, so that their load is spread. Copies in memory come
+    before stored ones. If only the remote tier has the state, rank 0 is the source of all other
+    ranks. Pure.
+    """
     plan, goal, me = formation.plan, formation.goal_step, formation.me.rank
-    ahead = [standing.rank for standing in formation.standings or () if standing.step == goal]
-    if ahead:
-        found = [
-            Source(plan.members[rank].worker, plan.members[rank].endpoint, rank) for rank in ahead
+    ranks_ahead = [standing.rank for standing in formation.standings if standing.step == goal]
+    if ranks_ahead:
+        candidates = [
+            StateSource(plan.members[rank].worker, plan.members[rank].endpoint, rank)
+            for rank in ranks_ahead
         ]
     else:
         newest = max(snapshot.age for snapshot in plan.restore)
         copies = [snapshot for snapshot in plan.restore if snapshot.age == newest]
-        nearest = [
+        preferred = [
             snapshot for snapshot in copies if not snapshot.path
-        ] or copies  # memory, while there is any
-        found = [
-            Source(f"{snapshot.tier} of {snapshot.node}", snapshot.endpoint, snapshot=snapshot)
-            for snapshot in nearest
+        ] or copies  # memory if any
+        candidates = [
+            StateSource(f"{snapshot.tier} of {snapshot.node}", snapshot.endpoint, snapshot=snapshot)
+            for snapshot in preferred
         ]
         if _has_one_reader(formation) and me:
-            found = [Source(plan.members[0].worker, plan.members[0].endpoint, 0)]
-    turn = me % len(found)
-    return found[turn:] + found[:turn]
+            candidates = [StateSource(plan.members[0].worker, plan.members[0].endpoint, 0)]
+    offset = me % len(candidates)
+    return candidates[offset:] + candidates[:offset]
 
 
 def _has_one_reader(formation: Generation) -> bool:
-    """Whether the state comes from the remote tier, so that rank 0 reads it, and the others take it from there."""
-    if any(standing.step == formation.goal_step for standing in formation.standings or ()):
+    """Return whether only rank 0 reads the state from the remote tier.
+
+    The other ranks then take it from rank 0.
+    """
+    if any(standing.step == formation.goal_step for standing in formation.standings):
         return False
     newest = max(snapshot.age for snapshot in formation.plan.restore)
     return all(
@@ -69,26 +88,31 @@ def _has_one_reader(formation: Generation) -> bool:
     )
 
 
-def restore(worker: WorkerContext, formation: Formation, pull: Callable[[Source], Pulled]) -> bool:
-    """Take the state from the first source that gives it; False if a newer formation came first, or none gave it.
+def restore(
+    worker: WorkerContext, formation: Formation, pull: Callable[[StateSource], Pulled]
+) -> bool:
+    """Take the state from the first source that provides it.
+
+    Return False if a newer formation came first, or no source provided it. If rank 0 reads the
+    remote tier for all ranks, a failure of rank 0 and the loss of the coordinator give False as
+    well.
 
     Args:
         pull: replaces the state by that of a source.
 
     Raises:
-        NotComplete: if none gave it, and the script of some source is not done with its state.
+        NotComplete: if no source provided it, and the script of some source is still writing its
+            state.
     """
     if not _has_one_reader(formation):
         return _take(worker, formation, pull)
     generation, rendezvous = formation.plan.generation, None
     try:
-        rendezvous = (
-            worker.regrouper.open_rendezvous()
-        )  # the group is being built over the other one
+        rendezvous = worker.regrouper.open_rendezvous()  # the group is built over another one
         if not formation.me.rank:
-            taken = _take(worker, formation, pull)
-            rendezvous.put(generation, _READ, b"read" if taken else b"")
-            return taken
+            has_state = _take(worker, formation, pull)
+            rendezvous.put(generation, _READ, b"read" if has_state else b"")
+            return has_state
         return bool(rendezvous.get(generation, _READ)) and _take(worker, formation, pull)
     except (GenerationSuperseded, OSError):
         return False
@@ -97,7 +121,20 @@ def restore(worker: WorkerContext, formation: Formation, pull: Callable[[Source]
             rendezvous.close()
 
 
-def _take(worker: WorkerContext, formation: Formation, pull: Callable[[Source], Pulled]) -> bool:
+def _take(
+    worker: WorkerContext, formation: Formation, pull: Callable[[StateSource], Pulled]
+) -> bool:
+    """Pull the state from the sources in turn, and journal the one that succeeds.
+
+    Return False if a newer formation came first, or no source provided the state. Sealed copies
+    that could not be restored are reported.
+
+    Args:
+        pull: as in :func:`restore`.
+
+    Raises:
+        NotComplete: as :func:`restore`.
+    """
     incomplete: NotComplete | None = None
     for source in sources(formation):
         if source.rank == formation.me.rank:
@@ -133,18 +170,24 @@ def _take(worker: WorkerContext, formation: Formation, pull: Callable[[Source], 
     return False
 
 
-def _report(worker: WorkerContext, formation: Formation, source: Source, error: Exception) -> None:
-    if source.snapshot is not None:  # a lost member is noticed by those who watch it
-        corrupt = isinstance(error, Corrupt)
-        report_copy(worker, formation.plan.generation, source.snapshot, corrupt, str(error))
+def _report(
+    worker: WorkerContext, formation: Formation, source: StateSource, error: Exception
+) -> None:
+    """Report ``source`` if it is a sealed copy. A lost member is not reported."""
+    if source.snapshot is not None:  # the agent of a lost member notices the loss
+        is_corrupt = isinstance(error, Corrupt)
+        report_copy(worker, formation.plan.generation, source.snapshot, is_corrupt, str(error))
 
 
 def report_copy(
-    worker: WorkerContext, generation: int, snapshot: Snapshot, corrupt: bool, detail: str
+    worker: WorkerContext, generation: int, snapshot: OfferedSnapshot, is_corrupt: bool, detail: str
 ) -> None:
-    """Say that a copy could not be restored. One that is corrupt is never offered again."""
+    """Report to the coordinator that a copy could not be restored.
+
+    A copy that is corrupt is never offered again, and is journalled as quarantined.
+    """
     detail = detail[:200]
-    if corrupt:
+    if is_corrupt:
         source = f"{snapshot.tier} of {snapshot.node}"
         worker.journal.write(
             Event.QUARANTINED,
@@ -153,4 +196,4 @@ def report_copy(
             source=source,
             detail=detail,
         )
-    worker.send(SourceFailed(worker.name, snapshot, corrupt, detail))
+    worker.send(SourceFailed(worker.name, snapshot, is_corrupt, detail))

@@ -1,4 +1,7 @@
-"""What ends a step of a sharded job on this rank: its pieces are updated, or the batch is skipped; and copies begin."""
+"""The commit of a step on one rank of a sharded job: update or skip, then copy the state.
+
+-> integrity/ballot.py: the agreement of all ranks before; state/copies.py: the copies in memory.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,13 @@ class ShardedCommitter:
     """Moves the piece of one rank to the next step.
 
     Args:
-        writes: whether a state counts only once the next transaction is entered.
-        number: of the piece.
-        check: of what replicas of the piece compare.
+        writes: shows whether a state is valid only once the next transaction is entered.
+        piece_number: the number of the piece.
+        piece_check: the comparison of the replicas of the piece.
 
     Attributes:
-        awaits_entry: the copy of the newest state begins when the next transaction is entered.
+        awaits_entry: True if the copy of the newest state begins when the next transaction is
+            entered.
     """
 
     def __init__(
@@ -35,30 +39,34 @@ class ShardedCommitter:
         copies: Copies,
         writes: ScriptWrites,
         state: ShardedState,
-        number: int,
-        check: PieceCheck,
+        piece_number: int,
+        piece_check: PieceCheck,
     ) -> None:
         self._worker, self._copies, self._writes = worker, copies, writes
-        self._state, self._number, self._check = state, number, check
+        self._state, self._piece_number, self._piece_check = state, piece_number, piece_check
         self.awaits_entry = False
-        self._stall_ms = 0.0  # for copies of the state, before the newest commit
+        self._stall_ms = 0.0  # the newest commit waited so long for copies of the state
 
     def commit(self, formation: Formation, rows: Sequence[Row]) -> None:
-        """Run the optimizers on the reduced gradients.
+        """Run the optimizers on the reduced gradients, and begin a copy of the new state.
+
+        The commit waits for the copy of the former state. The new copy begins at the next
+        transaction instead if the script writes into the state.
 
         Args:
-            rows: what each rank has said of the step.
+            rows: the report of each rank on the step.
 
         Raises:
-            GenerationSuperseded: if another generation was begun before. LeaseOver: if others may train instead.
+            GenerationSuperseded: if another generation was begun before.
+            LeaseOver: if the lease of this node has run out, so that others may train instead.
         """
         loss = _mean_loss(rows)
 
-        def act() -> None:
+        def take_step() -> None:
             with self._state.running_optimizers():
                 self._state.advance()
             self._run_after_update()
-            self._check.updated()
+            self._piece_check.updated()
             self._worker.hooks.injected.updated()
             self._worker.journal.write(
                 Event.COMMIT,
@@ -67,25 +75,29 @@ class ShardedCommitter:
                 rank=formation.me.rank,
                 world=len(formation.plan.members),
                 loss=loss,
-                piece=self._number,
+                piece=self._piece_number,
                 grad_sum=sum(row.digest for row in rows) % DIGEST,
                 stall_ms=self._stall_ms,
             )
 
-        self._advance(formation, act, loss)
+        self._advance(formation, take_step, loss)
 
     def skip(self, formation: Formation, shards: Sequence[int], samples: Sequence[int]) -> None:
-        """Policy ``skip``: the step counts, its batch is written down as skipped, the weights stay.
+        """Skip the batch (policy ``skip``): the number of steps grows by one, and the weights stay.
+
+        Optimizers, schedulers and the functions of ``after_update`` do not run. The state is copied
+        as after a commit.
 
         Args:
-            shards: of which the numbers are not finite.
-            samples: of all shards of this rank.
+            shards: the shards with numbers that are not finite.
+            samples: the samples of all shards of this rank.
 
         Raises:
-            GenerationSuperseded: if another generation was begun before. LeaseOver: if others may train instead.
+            GenerationSuperseded: if another generation was begun before.
+            LeaseOver: if the lease of this node has run out, so that others may train instead.
         """
 
-        def act() -> None:
+        def take_step() -> None:
             self._worker.journal.write(
                 Event.SKIP,
                 step=self._state.step,
@@ -96,19 +108,25 @@ class ShardedCommitter:
                 samples=samples,
             )
 
-        self._advance(formation, act, float("nan"))
+        self._advance(formation, take_step, float("nan"))
 
-    def _advance(self, formation: Formation, act: Callable[[], None], loss: float) -> None:
+    def _advance(self, formation: Formation, take_step: Callable[[], None], loss: float) -> None:
+        """Wait for the copies, and run ``take_step`` while newer generations wait for the step.
+
+        Copies of the new state are begun now, or when the next transaction is entered. Gradients
+        are dropped, and the new step is shown on the board.
+
+        Raises:
+            GenerationSuperseded, LeaseOver: as :meth:`commit`.
+        """
         worker, state = self._worker, self._state
         began_ns = time.monotonic_ns()
         self._copies.wait()
         self._stall_ms = round((time.monotonic_ns() - began_ns) / 1e6, 3)
-        if (
-            worker.board.lease_over
-        ):  # this process, or its whole node, stood still: its agent will end it
+        if worker.board.lease_over:  # the process or its node was stopped too long
             raise LeaseOver("the lease of this node has run out")
         with worker.regrouper.advance(formation):
-            act()
+            take_step()
             state.step += 1
             worker.regrouper.step = state.step
         state.forget_gradients()
@@ -118,18 +136,17 @@ class ShardedCommitter:
         worker.board.progress(state.step, loss)
 
     def _run_after_update(self) -> None:
+        """Call the job's functions for the end of an update, with the same seed on all ranks."""
         state, config = self._state, self._worker.config
         if state.after_update:
-            seed_everything(
-                config.seed, state.step, config.shard_count
-            )  # behind the seeds of the shards
+            seed_everything(config.seed, state.step, config.shard_count)  # after the shards
             state.run_after_update()
 
 
 def _mean_loss(rows: Sequence[Row]) -> float:
-    """Over all shards, in their order: the same bits on every rank."""
-    found = [
+    """Return the mean loss over all shards, added in their order: the same bits on every rank."""
+    losses = [
         next(loss for row in rows if (loss := row.losses[shard]) is not None)
         for shard in range(len(rows[0].losses))
     ]
-    return sum(found) / len(found)
+    return sum(losses) / len(losses)

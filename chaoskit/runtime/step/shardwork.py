@@ -1,6 +1,10 @@
-"""One rank's part of one step: what its shards contribute, their losses and samples, kept until the step has committed.
+"""The part of one rank in a step: the contributions, losses and samples of its shards.
 
-A contribution is the differences of the buffers that move, then the gradients of the parameters.
+They are kept until the step has committed. A contribution consists of the differences of the
+buffers that move, followed by the gradients of the parameters.
+
+-> coordinator/membership/assignment.py: which shards a rank owns. reduction/gradients.py sums them
+here, reduction/reducer.py over the ranks. state/buffers.py: the buffers that move.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from torch import Tensor
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from chaoskit.runtime.integrity.voting import Seal
+from chaoskit.runtime.integrity.voting import RankSeal
 from chaoskit.runtime.reduction.choice import (
     FlatLayout,
     LocalGradients,
@@ -25,7 +29,7 @@ from chaoskit.runtime.reduction.choice import (
 from chaoskit.runtime.reduction.overlap import Overlap
 from chaoskit.runtime.reduction.sidecar import SidecarLayout, digest
 from chaoskit.runtime.state.admission import require_dense
-from chaoskit.runtime.state.buffers import Moved
+from chaoskit.runtime.state.buffers import BufferChanges
 from chaoskit.runtime.state.parameter_watch import ParameterWatch
 from chaoskit.runtime.state.replica import Replica
 from chaoskit.runtime.state.sampling import Sampler
@@ -33,12 +37,12 @@ from chaoskit.runtime.state.sampling import Sampler
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One slice of the global batch.
+    """A slice of the global batch.
 
     Attributes:
-        index: which of the V shards.
+        index: the number of the shard, from 0.
         samples: indices into the dataset.
-        batch: what the dataset gave for them, on the trainer's device.
+        batch: the dataset's batch of these samples, on the trainer's device.
     """
 
     index: int
@@ -47,40 +51,50 @@ class Shard:
 
 
 class Update(NamedTuple):
-    """What a step commits. ``gradients``: one a parameter, None where no shard gave one, as in plain training."""
+    """The values that a step commits.
+
+    Attributes:
+        gradients: one for each parameter; None if no shard has one, as in plain training.
+        buffer_changes: the changes of the buffers that move.
+    """
 
     gradients: list[Tensor | None]
-    moved: Moved
+    buffer_changes: BufferChanges
 
 
 class ShardWork:
-    """Runs the backward passes of shards and folds what they give."""
+    """Runs the backward passes of shards and folds their results into one contribution.
+
+    The contribution, with a sidecar, is then reduced over the ranks, which gives the update of the
+    step.
+    """
 
     def __init__(self, replica: Replica, config: RunConfig) -> None:
         self._parameters, self._config = replica.parameters, config
-        self._all = list(replica.model.named_parameters())
-        self._trainable = self._flags()  # when registered
-        self._frozen = digest(bytes(self._trainable))
-        self._flags_seen = self._trainable
+        self._named_parameters = list(replica.model.named_parameters())
+        self._trainable = self._trainable_flags()  # at registration
+        self._frozen_digest = digest(bytes(self._trainable))
+        self._latest_flags = self._trainable
         self._watch = ParameterWatch(replica.model)
         self._buffers = replica.buffers
         self.shard_count = config.named_shards
         self.overlap: Overlap | None = None
-        self._former: list[
-            Reducer
-        ] = []  # whose buffers the transfers of former generations may still touch
+        self._former_reducers: list[Reducer] = []  # old transfers may still use their buffers
         self._lay_out()
-        self._overlapping = False
+        self._is_overlapping = False
         self._samplers: dict[tuple[int, int], Sampler] = {}
         self._losses: dict[int, Tensor] = {}
         self._samples: dict[int, list[int]] = {}
-        self._present: dict[int, int] = {}
+        self._present_bits: dict[int, int] = {}
         self._integers: dict[int, list[Tensor]] = {}
         self._loss: Tensor | None = None
-        self._moved = Moved([], [])
+        self._buffer_changes = BufferChanges([], [])
 
     def _lay_out(self) -> None:
-        """Prepare for contributions of buffers and parameters. The buffers lie behind: they are complete last."""
+        """Lay out contributions of buffers and parameters, and make the reducer.
+
+        The buffers lie at the end of the flat gradient, because they are complete last.
+        """
         if self.overlap is not None:
             self.overlap.detach()
         floating, config = self._buffers.floating, self._config
@@ -91,73 +105,99 @@ class ShardWork:
             parameter.dtype for parameter in self._parameters
         ]
         layout = FlatLayout(shapes, dtypes, self._parameters[0].device, config.buckets)
-        self._news = SidecarLayout(self.shard_count, len(self._parameters), len(Seal._fields))
+        self._sidecar_layout = SidecarLayout(
+            self.shard_count, len(self._parameters), len(RankSeal._fields)
+        )
         self._local = LocalGradients(layout, self.shard_count)
-        self.reducer = make_reducer(config.reduction, self._local, sidecar_size=self._news.size)
+        self.reducer = make_reducer(
+            config.reduction, self._local, sidecar_size=self._sidecar_layout.size
+        )
         if config.buckets > 1:
-            self.overlap = Overlap(self._parameters, self._local, self.reducer, self._part)
+            self.overlap = Overlap(
+                self._parameters, self._local, self.reducer, self._contribution_part
+            )
 
     def resize(self, shard_count: int) -> bool:
-        """Prepare for steps of so many shards. What was computed of one with another number is of no use any more.
+        """Prepare for steps of ``shard_count`` shards.
+
+        Results that were computed with another number of shards are dropped.
 
         Returns:
-            Whether that is another number than before.
+            True if the number has changed.
         """
         if shard_count == self.shard_count:
             return False
         self.forget()
         self.shard_count = shard_count
-        self._former.append(self.reducer)
+        self._former_reducers.append(self.reducer)
         self._lay_out()
         return True
 
     def former_buffers(self) -> Callable[[], None]:
-        """The release of the buffers of all reductions cut off so far, to be called when their groups are gone."""
-        former, self._former = self._former, []
+        """Return a function that releases the buffers of all former reducers.
+
+        Call it when their groups are gone.
+        """
+        reducers, self._former_reducers = self._former_reducers, []
         release = self.reducer.take_abandoned()
 
         def free() -> None:
-            former.clear()
+            reducers.clear()
             release()
 
         return free
 
-    def sampler(self, size: int, batch_size: int) -> Sampler:
-        """The order in which a dataset of ``size`` samples is dealt."""
-        key = (size, batch_size)
+    def sampler(self, dataset_size: int, batch_size: int) -> Sampler:
+        """Return the sampler that deals a dataset of ``dataset_size`` samples in global batches.
+
+        Raises:
+            BadInput: if the batch does not fit the dataset or cannot be cut into equal shards.
+        """
+        key = (dataset_size, batch_size)
         if key not in self._samplers:
             self._samplers[key] = Sampler(
-                size, batch_size, self._config.named_shards, self._config.seed
+                dataset_size, batch_size, self._config.named_shards, self._config.seed
             )
         return self._samplers[key]
 
-    # -- one shard ----------------------------------------------------------------------------------------------
+    # -- one shard ---------------------------------------------------------------------------------
 
     def begin(self, shard: int, *, overlap: bool, launch: bool) -> None:
-        """Before the forward pass. ``overlap``: fold during the backward pass; ``launch``: and start to reduce.
+        """Prepare for the forward pass of a shard.
+
+        Args:
+            overlap: fold gradients during the backward pass.
+            launch: also start to reduce them then.
 
         Raises:
-            BadInput: if the user's code did to the model what other ranks cannot know.
+            BadInput: if a parameter was unfrozen that was frozen at registration, or a moving
+                buffer was changed outside of loop bodies.
         """
         self._check_frozen()
-        self._watch.begin(rehearses=not self._buffers.known)
-        if self._buffers.known:
+        self._watch.begin(rehearses=not self._buffers.is_known)
+        if self._buffers.is_known:
             self._buffers.begin()
         else:
             self._buffers.watch()
         self._clear_gradients()
         self._loss = None
-        self._overlapping = overlap and self.overlap is not None
-        if self._overlapping and self.overlap is not None:
+        self._is_overlapping = overlap and self.overlap is not None
+        if self._is_overlapping and self.overlap is not None:
             self.overlap.begin(shard, launch=launch)
 
     def backward(self, loss: Tensor) -> None:
-        """One backward pass."""
-        if self._loss is not None and self._overlapping:
+        """Run one backward pass, and add its loss to that of the shard.
+
+        An exception of the pass is raised after its results are dropped.
+
+        Raises:
+            BadInput: if the shard has had one, and gradients are folded during the pass.
+        """
+        if self._loss is not None and self._is_overlapping:
             raise BadInput(
                 "buckets", self._config.buckets, "use buckets=1 for several backward passes a shard"
             )
-        # a power of two scales without rounding; any other V rounds the same way at every world size
+        # a power of two scales without rounding; any other V rounds alike at every world size
         try:
             (loss / self.shard_count).backward()
         except BaseException:
@@ -167,14 +207,17 @@ class ShardWork:
         self._loss = detached if self._loss is None else self._loss + detached
 
     def _forget_pass(self) -> None:
-        """A backward pass has failed, which the user's code may repeat. What a pass before it gave is left as it is."""
+        """Drop the results of a backward pass that failed, as the user's code may repeat it.
+
+        Results of an earlier pass of the same shard are kept.
+        """
         if self._loss is None:
             self._clear_gradients()
-        if self._overlapping and self.overlap is not None:
+        if self._is_overlapping and self.overlap is not None:
             self.overlap.restart()
 
     def abandon(self) -> None:
-        """Forget what a loop body left that did not come to its end."""
+        """Drop the results of a loop body that was left before its end, if there are any."""
         if self.overlap is not None:
             self.overlap.abandon()
 
@@ -183,50 +226,66 @@ class ShardWork:
             parameter.grad = None
 
     def end(self, shard: int) -> None:
-        """The loop body is over. The first time this shows which buffers move, and puts them back.
+        """End the loop body of a shard.
+
+        The first call finds the buffers that move, and restores their values.
 
         Raises:
-            BadInput: if the body computed no loss or something that cannot be reduced, or wrote into a parameter.
+            BadInput: if the body computed no loss, computed gradients that cannot be reduced, or
+                wrote into a parameter.
         """
         self.require_loss(shard)
         self._watch.end()
-        if self._buffers.known:
-            self._moved = self._buffers.end(self.shard_count)
+        if self._buffers.is_known:
+            self._buffer_changes = self._buffers.end(self.shard_count)
             return
-        for name, parameter in self._all:
+        for name, parameter in self._named_parameters:
             require_dense(name, parameter.grad)
         if self._buffers.discover():
             self._lay_out()
 
     @property
     def contribution(self) -> list[Tensor | None]:
-        """Of the shard that was computed last: differences of the moving buffers, then a gradient a parameter."""
-        return [*self._moved.differences, *(parameter.grad for parameter in self._parameters)]
+        """The contribution of the shard that was computed last.
 
-    def _part(self, number: int) -> Tensor | None:
-        """One of the contribution; gradients are there before the differences are."""
-        moving = len(self._buffers.floating)
+        It has the differences of the moving buffers, then a gradient for each parameter.
+        """
+        return [
+            *self._buffer_changes.differences,
+            *(parameter.grad for parameter in self._parameters),
+        ]
+
+    def _contribution_part(self, number: int) -> Tensor | None:
+        """Return a part of the contribution. Gradients are complete before the differences are."""
+        buffer_count = len(self._buffers.floating)
         return (
-            self._moved.differences[number]
-            if number < moving
-            else self._parameters[number - moving].grad
+            self._buffer_changes.differences[number]
+            if number < buffer_count
+            else self._parameters[number - buffer_count].grad
         )
 
-    def _flags(self) -> list[bool]:
-        return [parameter.requires_grad for _, parameter in self._all]
+    def _trainable_flags(self) -> list[bool]:
+        """Return whether each parameter is trained, in the order of the model."""
+        return [parameter.requires_grad for _, parameter in self._named_parameters]
 
     def _check_frozen(self) -> None:
-        flags = self._flags()
-        if flags == self._flags_seen:
+        """Raise BadInput if a parameter was unfrozen that was frozen at registration."""
+        flags = self._trainable_flags()
+        if flags == self._latest_flags:
             return
-        for (name, _), now, registered in zip(self._all, flags, self._trainable, strict=True):
-            if now and not registered:
-                remedy = "register the model before you freeze what is trained later: its gradient has no place"
+        for (name, _), is_trainable, was_trainable in zip(
+            self._named_parameters, flags, self._trainable, strict=True
+        ):
+            if is_trainable and not was_trainable:
+                remedy = (
+                    "register the model before you freeze parameters that are trained later: one "
+                    "that is frozen then gets no gradient buffer"
+                )
                 raise BadInput("requires_grad", name, remedy)
-        self._flags_seen, self._frozen = flags, digest(bytes(flags))
+        self._latest_flags, self._frozen_digest = flags, digest(bytes(flags))
 
     def require_loss(self, shard: int) -> Tensor:
-        """The loss of the shard under way.
+        """Return the loss of the current shard.
 
         Raises:
             BadInput: if its loop body computed none.
@@ -238,113 +297,152 @@ class ShardWork:
         return self._loss
 
     def keep(self, shard: int, samples: list[int]) -> None:
-        """Fold the shard that was computed last into this rank's contribution."""
+        """Fold the shard that was computed last into this rank's contribution.
+
+        Raises:
+            BadInput: if the shard has no loss, or no parameter has a gradient.
+        """
         loss = self.require_loss(shard)
-        if self._overlapping and self.overlap is not None:
+        if self._is_overlapping and self.overlap is not None:
             self.overlap.end()
         else:
             self._local.add(shard, self.contribution)
         self._losses[shard], self._samples[shard] = loss, samples
-        self._present[shard] = self._presence()
-        if self._moved.integers:
-            self._integers[shard] = self._moved.integers
+        self._present_bits[shard] = self._presence()
+        if self._buffer_changes.integers:
+            self._integers[shard] = self._buffer_changes.integers
 
     def _presence(self) -> int:
-        """The parameters that have a gradient, as bits."""
+        """Return the parameters that have a gradient, as bits; bit i is parameter i.
+
+        Raises:
+            BadInput: if none has one.
+        """
         absent = [
             number for number, parameter in enumerate(self._parameters) if parameter.grad is None
         ]
         if len(absent) == len(self._parameters):
             remedy = "do not clear gradients inside the transaction: after this shard no parameter has one"
-            raise BadInput("zero_grad", "", remedy)
+            raise BadInput("gradients", None, remedy)
         return (1 << len(self._parameters)) - 1 - sum(1 << number for number in absent)
 
-    # -- the step -----------------------------------------------------------------------------------------------
+    # -- the step ----------------------------------------------------------------------------------
 
-    def missing(self, wanted: Iterable[int]) -> list[int]:
-        """Which of ``wanted`` are not computed yet."""
-        return [shard for shard in wanted if not self._local.has(shard)]
+    def missing(self, shards: Iterable[int]) -> list[int]:
+        """Return those of ``shards`` that are not in the contribution yet."""
+        return [shard for shard in shards if not self._local.has(shard)]
 
     def keep_only(self, shards: Iterable[int]) -> None:
-        """Drop what this rank does not owe any more; a sum cannot be unfolded, so some may have to be recomputed."""
+        """Drop the shards that this rank no longer owes.
+
+        A sum cannot be unfolded, so some of ``shards`` may have to be computed again.
+        """
         if self.overlap is not None:
             self.overlap.drop()
         self._local.keep(shards)
 
     def samples(self, shards: Iterable[int]) -> list[int]:
-        """Samples of computed shards, one shard after the other."""
+        """Return the samples of computed shards, one shard after the other.
+
+        Raise KeyError for a shard that was not computed in this step.
+        """
         return [sample for shard in shards for sample in self._samples[shard]]
 
-    def sidecar(self, shards: Iterable[int], vote: int, seal: Seal) -> Tensor:
-        """This rank's news for all others. ``vote``: the newest generation it knows."""
+    def sidecar(self, shards: Iterable[int], vote: int, seal: RankSeal) -> Tensor:
+        """Return the data that this rank sends along with its gradients to all others.
+
+        Args:
+            vote: the newest generation that this rank knows.
+        """
         losses, present, integers = {}, 0, b""
         for shard in shards:
             losses[shard] = float(self._losses[shard])
-            present |= self._present[shard]
+            present |= self._present_bits[shard]
             integers = self._integers_of(shard)
-        marks = {"frozen": self._frozen, "integers": digest(integers), "present": present}
-        return self._news.write(losses, **marks, vote=vote, seal=seal)
+        marks = {"frozen": self._frozen_digest, "integers": digest(integers), "present": present}
+        return self._sidecar_layout.write(losses, **marks, vote=vote, seal=seal)
 
     def _integers_of(self, shard: int) -> bytes:
-        """The integer buffers that a shard left, which those of this rank must agree on."""
-        values = [
-            value.cpu().contiguous().numpy().tobytes() for value in self._integers.get(shard, ())
+        """Return the integer buffers that a shard left, as bytes. All shards must agree on them."""
+        buffers = [
+            tensor.cpu().contiguous().numpy().tobytes() for tensor in self._integers.get(shard, ())
         ]
-        return b"|".join(values)
+        return b"|".join(buffers)
 
     def lowest_vote(self, sidecars: Tensor) -> int:
-        """The newest generation that every rank knows."""
-        return self._news.lowest_vote(sidecars)
+        """Return the newest generation of which every rank has the plan."""
+        return self._sidecar_layout.lowest_vote(sidecars)
 
-    def seals(self, sidecars: Tensor) -> list[Seal]:
-        """Of all ranks."""
-        return [Seal(*words) for words in self._news.seals(sidecars)]
+    def seals(self, sidecars: Tensor) -> list[RankSeal]:
+        """Return the seals of all ranks, by rank."""
+        return [RankSeal(*words) for words in self._sidecar_layout.seals(sidecars)]
 
     def reduce(
         self, sidecar: Tensor, *, verify: bool, arrived: Callable[[list[Tensor]], None]
     ) -> Reduced:
-        """Sum over all ranks. Raises as :meth:`Reducer.reduce`; the contribution is kept.
+        """Sum the contributions over all ranks, and return the result.
+
+        The own contribution is kept, so that it can be reduced again.
 
         Args:
-            arrived: is shown the parameters' reduced gradients before anybody reads them.
+            verify: compare received data with the checksums of the senders.
+            arrived: called with the parameters' reduced gradients before they are read.
+
+        Raises:
+            GenerationSuperseded, GroupFailed: and other errors of :meth:`Reducer.reduce`.
         """
-        moving = len(self._buffers.floating)
-        self.reducer.verify, self.reducer.arrived = verify, lambda views: arrived(views[moving:])
+        buffer_count = len(self._buffers.floating)
+        self.reducer.verify, self.reducer.arrived = (
+            verify,
+            lambda views: arrived(views[buffer_count:]),
+        )
         if self.overlap is not None:
             self.overlap.check()
         return self.reducer.reduce(sidecar)
 
     def update_of(self, reduced: Reduced) -> Update:
-        """What to commit.
+        """Return the update to commit.
 
         Raises:
-            BadInput: if the ranks froze other parameters, or the shards left other numbers in an integer buffer.
+            BadInput: if the ranks froze different parameters, or the shards left different values
+                in an integer buffer.
         """
-        if not self._news.agree(reduced.sidecars, self._news.frozen_at):
-            remedy = "let trainer.step alone decide what is frozen: the ranks differ"
-            raise BadInput("requires_grad", [name for name, _ in self._all][:3], remedy)
-        mine = list(self._integers.values())
-        alike = all(
-            torch.equal(one, other)
-            for values in mine
-            for one, other in zip(values, mine[0], strict=True)
+        if not self._sidecar_layout.agree(reduced.sidecars, self._sidecar_layout.frozen_at):
+            remedy = "let trainer.step alone decide which parameters are frozen: the ranks differ"
+            raise BadInput(
+                "requires_grad", [name for name, _ in self._named_parameters][:3], remedy
+            )
+        integers = list(self._integers.values())
+        are_alike = all(
+            torch.equal(left, right)
+            for buffers in integers
+            for left, right in zip(buffers, integers[0], strict=True)
         )
-        if not alike or not self._news.agree(reduced.sidecars, self._news.integers_at):
-            remedy = "keep what differs from batch to batch in a floating-point buffer: integers cannot be averaged"
+        if not are_alike or not self._sidecar_layout.agree(
+            reduced.sidecars, self._sidecar_layout.integers_at
+        ):
+            remedy = (
+                "keep values that differ from batch to batch in a floating-point buffer: integers "
+                "cannot be averaged"
+            )
             raise BadInput("model", self._buffers.integral, remedy)
-        moving, present = len(self._buffers.floating), self._news.present(reduced.sidecars)
+        buffer_count = len(self._buffers.floating)
+        present = self._sidecar_layout.present(reduced.sidecars)
         gradients = [
             gradient if present >> number & 1 else None
-            for number, gradient in enumerate(reduced.gradients[moving:])
+            for number, gradient in enumerate(reduced.gradients[buffer_count:])
         ]
-        return Update(gradients, Moved(reduced.gradients[:moving], mine[0] if mine else []))
+        return Update(
+            gradients,
+            BufferChanges(reduced.gradients[:buffer_count], integers[0] if integers else []),
+        )
 
     def forget(self) -> None:
-        """The step is over, or must be computed again from the beginning."""
+        """Drop everything: the step is over, or must be computed again from the beginning."""
         if self.overlap is not None:
             self.overlap.drop()
         self._local.clear()
         self._losses.clear()
         self._samples.clear()
-        self._present.clear()
+        self._present_bits.clear()
         self._integers.clear()

@@ -1,4 +1,8 @@
-"""Where the time of a rank's steps goes: measured in the training thread, shown on its board once a step."""
+"""The times that a rank spends on computing, input and waiting, shown on its board.
+
+-> coordinator/detectors/stragglers.py and balance.py judge them; process/progress_board.py is the
+board.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,14 @@ from enum import IntEnum
 
 import torch
 
-from chaoskit.process.heartbeat_page import Board, Spent
+from chaoskit.process.progress_board import Board, Spent
 
 
 class Lap(IntEnum):
-    """What a piece of time was spent on. The values are places in :class:`Spent`."""
+    """The kind of work that an interval was spent on.
+
+    The values are indices into :class:`Spent`.
+    """
 
     COMPUTE = 2
     INPUT = 3
@@ -20,10 +27,10 @@ class Lap(IntEnum):
 
 
 class Stopwatch:
-    """Adds laps up. Costs one reading of the clock a lap.
+    """Sums of the intervals of a rank's steps. Each interval costs one reading of the clock.
 
-    What was not counted at its end, as shards that are computed to be compared or steps that came to nothing, is
-    forgotten with the next :meth:`start`.
+    Intervals that are not counted are dropped by the next :meth:`start`: those of shards that are
+    computed for comparison, or of steps that fail.
     """
 
     def __init__(self, board: Board, device: torch.device) -> None:
@@ -31,30 +38,30 @@ class Stopwatch:
         self._total = [0] * len(Spent._fields)
         self._laps = [0] * len(Spent._fields)
         self._since_ns = 0
-        self._stepped_ns, self._accounted_ns = (
-            0,
-            0,
-        )  # when the last step was committed, and laps until then
+        self._stepped_ns, self._accounted_ns = 0, 0  # at the last commit: time, and sum of laps
 
     def start(self) -> None:
-        """Begin a shard, or what follows after the last one."""
+        """Begin a shard, or the work after the last one. Laps that were not counted are dropped."""
         self._laps = [0] * len(self._laps)
         self._since_ns = time.monotonic_ns()
 
     def lap(self, lap: Lap) -> None:
-        """The time since the last reading was spent on this."""
+        """Add the time since the last :meth:`start` or lap to ``lap``."""
         now_ns = time.monotonic_ns()
         self._laps[lap] += now_ns - self._since_ns
         self._since_ns = now_ns
 
     def count_shard(self) -> None:
-        """The shard that was begun is a part of this rank's contribution."""
+        """Count the current shard as a part of this rank's contribution."""
         self.lap(Lap.COMPUTE)
         self._laps[1] += 1
         self._count()
 
     def drain(self) -> None:
-        """An accelerator may still compute what was counted. The next thing is to read its losses, so all wait here."""
+        """Wait for the accelerator, which may still compute shards that were counted.
+
+        The losses are read next, so that the wait itself costs nothing.
+        """
         if self._device.type == "cuda":
             self.start()
             torch.cuda.current_stream(self._device).synchronize()
@@ -62,7 +69,10 @@ class Stopwatch:
             self._count()
 
     def count_step(self) -> None:
-        """The step is committed. What has passed since the one before, and was no lap, went elsewhere."""
+        """Count a committed step, and show the sums on the board.
+
+        The time since the previous commit that belongs to no lap is added to ``OTHER``.
+        """
         self._count()
         now_ns, total = time.monotonic_ns(), self._total
         accounted_ns = sum(total[Lap.COMPUTE : Lap.OTHER])
@@ -75,5 +85,6 @@ class Stopwatch:
         self._board.spend(total)
 
     def _count(self) -> None:
-        for place, spent in enumerate(self._laps):
-            self._total[place] += spent
+        """Add the current laps to the sums."""
+        for index, spent in enumerate(self._laps):
+            self._total[index] += spent

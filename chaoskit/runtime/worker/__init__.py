@@ -1,1 +1,1 @@
-"""The process of a worker: how it is forked, what its code depends on, and its log."""
+"""The process of a worker: how it is forked, which code it runs, and its log."""

@@ -1,4 +1,9 @@
-"""What a worker's numbers depend on besides seed and data: two that differ in it must not train together."""
+"""Fingerprints of the environment that a worker's numbers depend on, besides seed and data.
+
+Workers with different fingerprints must not train together.
+
+-> coordinator/handlers/on_worker_ready.py gives up a worker with another fingerprint.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +17,14 @@ from chaoskit.health.compute import floats_digest
 
 
 def fingerprint(source: str, device: torch.device, *, exact: bool = True) -> str:
-    """Versions, processor and numeric switches, as text that a person can compare.
+    """Return versions, processor and numeric switches, as text that a person can compare.
 
-    To be taken when the model is built: the job may set switches.
+    Take it when the model is built, because the job may set switches.
 
     Args:
         source: digest of the job's code, as it was when it was loaded.
-        exact: the run promises equal bits: a fixed computation must come to the same ones, too.
+        exact: True if the run promises equal bits. The digest of a fixed computation is then
+            included.
     """
     facts = {
         "chaoskit": version("chaoskit"),
@@ -40,4 +46,4 @@ def fingerprint(source: str, device: torch.device, *, exact: bool = True) -> str
         )
     if exact:
         facts["computes"] = floats_digest(str(device))
-    return ", ".join(f"{name} {value}" for name, value in facts.items())
+    return ", ".join(f"{name} {fact}" for name, fact in facts.items())

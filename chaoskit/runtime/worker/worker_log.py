@@ -1,4 +1,7 @@
-"""Standard output and error of a worker, which go to a log in the directory of the run."""
+"""Standard output and error of a worker, which go to a log in the run directory.
+
+-> worker/zygote.py opens the log.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from chaoskit.process.linux import NO_ROOM
 
 
 class WorkerLog(io.RawIOBase):
-    """A log that loses text while its disk is full, where ``print`` would end the training.
+    """A log that drops text while its disk is full, where ``print`` would end the training.
 
-    Once there is room, a line says how much is missing in its place.
+    Once there is room, a line in the log says how many bytes are missing.
     """
 
     def __init__(self, fd: int) -> None:
@@ -22,6 +25,10 @@ class WorkerLog(io.RawIOBase):
         self._lost_bytes = 0
 
     def write(self, data: Any) -> int:
+        """Write ``data``, or drop it while the disk is full.
+
+        Return the number of bytes that were written or dropped. Other errors are raised.
+        """
         try:
             if self._lost_bytes:
                 os.write(
@@ -44,7 +51,10 @@ class WorkerLog(io.RawIOBase):
 
 
 def redirect_output() -> None:
-    """Print through such logs, a line at once: a worker ends without flushing, mostly by SIGKILL."""
+    """Redirect standard output and error to line-buffered logs.
+
+    Workers mostly end by SIGKILL, and cannot flush.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         with contextlib.suppress(OSError, ValueError):

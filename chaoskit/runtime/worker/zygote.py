@@ -1,8 +1,12 @@
-"""A warm, single-threaded process that forks workers: 10 ms instead of the seconds that imports take.
+"""A warm, single-threaded process that forks workers in 10 ms; imports would take seconds.
 
-It has imported torch and the job and has done nothing with them: no tensor arithmetic, no second thread, no CUDA. (One
-multi-threaded operation in the parent would hang every child.) As the parent of the workers it also hears first when
-one is stopped, and how one ended. Where forking is switched off it starts fresh interpreters, by the same protocol.
+It has imported torch and the job and has used neither: no tensor arithmetic, no second thread, no
+CUDA. (One multi-threaded operation in the parent would hang every child.)
+
+As the parent of the workers it also notices first when a worker is stopped or ends. If forking is
+switched off, it starts fresh interpreters by the same protocol.
+
+-> agent/agent.py sends the orders and handles the reports. worker/process.py: the worker itself.
 """
 
 from __future__ import annotations
@@ -35,29 +39,37 @@ _DESCRIPTORS = 4
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
-    """Agent to zygote: start a worker.
+    """The order of an agent to start a worker.
 
-    Carries four descriptors: control socket, board, its bell, and a file with the worker's spec. That may be longer
-    than a message.
+    It carries four descriptors: control socket, board, its bell, and a file with the worker's spec,
+    which may be longer than a message.
     """
 
     worker: str
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
+    """The report that a worker was started as process ``pid``."""
+
     worker: str
     pid: int
 
 
 class NotStarted(msgspec.Struct, frozen=True, tag=True):
-    """This node cannot start the worker now: it may have no process left, or no room for a log."""
+    """The report that a worker was not started, for example for lack of processes or disk space.
+
+    It also answers every order after :class:`Broken`.
+    """
 
     worker: str
     error: str
 
 
 class ChildChanged(msgspec.Struct, frozen=True, tag=True):
-    """A worker ended (``code`` exited, killed or dumped, with status or signal) or was stopped."""
+    """The report that a worker was stopped, or ended with a status or by a signal.
+
+    The code is ``exited``, ``killed``, ``dumped`` or ``stopped``.
+    """
 
     pid: int
     code: str
@@ -65,13 +77,16 @@ class ChildChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The job is imported: from now on no code of the user runs in the zygote itself."""
+    """The report that the job is imported. No user code runs in the zygote itself from then on."""
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
-    """The job cannot be imported. Each order is answered by :class:`NotStarted` from now on.
+    """The report that the job cannot be imported.
 
-    ``refused`` holds field, value and remedy where the error was BadInput.
+    Each order is then answered by :class:`NotStarted`.
+
+    Attributes:
+        refused: field, value and remedy if the error was BadInput.
     """
 
     error: str
@@ -93,7 +108,7 @@ _CODES = {
 def order_worker(
     zygote: socket.socket, worker: str, spec: bytes, descriptors: Sequence[int]
 ) -> None:
-    """Have a zygote start ``worker``. Returns at once.
+    """Order a zygote to start ``worker``. Returns at once.
 
     Args:
         zygote: the connection to it; non-blocking.
@@ -101,7 +116,7 @@ def order_worker(
         descriptors: control socket, board, and its bell.
 
     Raises:
-        OSError: if the order was not given: there is no room for it, or the zygote has ended.
+        OSError: if the order was not sent: there is no room for it, or the zygote has ended.
     """
     with os.fdopen(os.memfd_create("ck-spec", os.MFD_CLOEXEC), "wb") as file:
         file.write(spec)
@@ -110,7 +125,7 @@ def order_worker(
 
 
 def preload() -> None:
-    """Import what every worker needs; torch loads some of it lazily, at the worst moment."""
+    """Import everything that workers need, including parts of torch that are loaded lazily."""
     import torch
     import torch._dynamo
     import torch.distributed
@@ -122,39 +137,46 @@ def preload() -> None:
     from chaoskit.journal.writer import own_version
     from chaoskit.runtime.worker.sources import imported_sources
 
-    own_version()  # of which every worker tells
-    imported_sources()  # none of these is the user's: workers need not look at them again
+    own_version()  # cached: every worker journals it
+    imported_sources()  # marks these modules as seen: none is user code
 
 
 class Zygote:
-    """Serves one agent over ``connection`` (SOCK_SEQPACKET)."""
+    """The server of one agent over ``connection`` (SOCK_SEQPACKET)."""
 
     def __init__(self, connection: socket.socket, fork: bool) -> None:
         self._connection, self._fork = connection, fork
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pids: set[int] = set()
-        self._broken_by = ""  # the error with which the import of the job ended
+        self._import_error = ""  # the error with which the import of the job ended
 
     def load(self, job: JobSpec) -> None:
-        """Import what workers need, and the job. An exception of the job is reported, whatever it is."""
+        """Import the modules that workers need, and the job, and report the outcome.
+
+        The report is :class:`Loaded`, or :class:`Broken` for any exception.
+        """
         try:
             preload()
             from chaoskit.runtime.worker.process import load_job
 
-            faulthandler.enable()  # where an import crashes is in the log of the node
+            faulthandler.enable()  # writes the place of a crash in an import to the log of the node
             load_job(job)
             faulthandler.disable()
         except BaseException as error:  # noqa: BLE001 - an import may also raise SystemExit
             from chaoskit.runtime.worker.failure import failure_of
 
             print_error(error)
-            self._broken_by, refused = failure_of(error, job.path)
-            self.report(Broken(self._broken_by, refused))
+            self._import_error, refused = failure_of(error, job.path)
+            self.report(Broken(self._import_error, refused))
         else:
             self.report(Loaded())
 
     def serve(self) -> None:
-        """Until the agent goes away."""
+        """Carry out orders, and report workers that end or stop, until the agent goes away.
+
+        Raises:
+            ConnectionError: if it goes away before a report is sent.
+        """
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         gc.freeze()
@@ -163,25 +185,31 @@ class Zygote:
             if self._wake_r in readable:
                 os.read(self._wake_r, 4096)
                 self._reap()
-            if self._connection.fileno() in readable and not self._obey():
+            if self._connection.fileno() in readable and not self._handle_order():
                 return
 
     def report(self, message: Report) -> None:
+        """Send a report to the agent. Raise OSError if the agent is gone."""
         self._connection.send(msgspec.json.encode(message))
 
     def _reap(self) -> None:
+        """Report every worker that was stopped or has ended since the last call."""
         options = os.WEXITED | os.WSTOPPED | os.WNOHANG
         while True:
             try:
-                found = os.waitid(os.P_ALL, 0, options)
+                change = os.waitid(os.P_ALL, 0, options)
             except ChildProcessError:
                 return
-            if found is None:
+            if change is None:
                 return
-            if found.si_pid in self._pids:
-                self.report(ChildChanged(found.si_pid, _CODES[found.si_code], found.si_status))
+            if change.si_pid in self._pids:
+                self.report(ChildChanged(change.si_pid, _CODES[change.si_code], change.si_status))
 
-    def _obey(self) -> bool:
+    def _handle_order(self) -> bool:
+        """Receive and carry out one order, and report the worker or the reason why there is none.
+
+        Return False if the agent is gone.
+        """
         data, descriptors, flags, _ = socket.recv_fds(
             self._connection, _ORDER_BYTES_MAX, _DESCRIPTORS
         )
@@ -189,8 +217,8 @@ class Zygote:
             return False
         worker = _order_decoder.decode(data).worker
         try:
-            if self._broken_by:
-                self.report(NotStarted(worker, f"the job cannot be imported: {self._broken_by}"))
+            if self._import_error:
+                self.report(NotStarted(worker, f"the job cannot be imported: {self._import_error}"))
                 return True
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, more_files())
@@ -206,20 +234,36 @@ class Zygote:
         return True
 
     def _start(self, descriptors: list[int]) -> int:
-        *ours, spec = descriptors
+        """Start a worker with its log, and return its process id.
+
+        Args:
+            descriptors: control socket, board, its bell, and the file with the spec.
+
+        Raises:
+            OSError: if it cannot be started.
+        """
+        *own_descriptors, spec = descriptors
         log = _open_log(_read(spec))
         try:
-            return self._fork_worker(spec, ours, log) if self._fork else _spawn(spec, ours, log)
+            return (
+                self._fork_worker(spec, own_descriptors, log)
+                if self._fork
+                else _spawn(spec, own_descriptors, log)
+            )
         finally:
             os.close(log)
 
     def _fork_worker(self, spec: int, descriptors: list[int], log: int) -> int:
-        me = os.getpid()
+        """Fork a worker.
+
+        Returns its process id in the zygote, and does not return in the worker.
+        """
+        zygote_pid = os.getpid()
         pid = os.fork()
         if pid:
             return pid
         try:
-            die_with_parent(me)
+            die_with_parent(zygote_pid)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
@@ -230,9 +274,9 @@ class Zygote:
             os.close(self._wake_w)
             from chaoskit.runtime.worker.process import WorkerSpec, run_worker
 
-            told = msgspec.json.decode(_read(spec), type=WorkerSpec)
+            worker_spec = msgspec.json.decode(_read(spec), type=WorkerSpec)
             os.close(spec)
-            run_worker(told, *descriptors)
+            run_worker(worker_spec, *descriptors)
         except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
             traceback.print_exc()
         finally:
@@ -240,10 +284,12 @@ class Zygote:
 
 
 def _read(file: int) -> bytes:
+    """Return the whole content of a file, given its descriptor."""
     return os.pread(file, os.fstat(file).st_size, 0)
 
 
 def _open_log(spec: bytes) -> int:
+    """Open the log of the worker that ``spec`` describes, and return its descriptor."""
     fields = msgspec.json.decode(spec)
     directory = Path(fields["run_directory"]) / "log"
     directory.mkdir(parents=True, exist_ok=True)
@@ -252,7 +298,10 @@ def _open_log(spec: bytes) -> int:
 
 
 def _spawn(spec: int, descriptors: list[int], log: int) -> int:
-    """A worker in a fresh interpreter, for platforms and jobs that cannot be forked."""
+    """Start a worker in a fresh interpreter, and return its process id.
+
+    This is for platforms and jobs that cannot fork.
+    """
     launcher = (
         "import sys; from chaoskit.process.linux import die_with_parent; die_with_parent(int(sys.argv.pop(1)));"
         "from chaoskit.runtime.worker.process import main; main(sys.argv[1:])"
@@ -271,20 +320,24 @@ def _spawn(spec: int, descriptors: list[int], log: int) -> int:
 
 
 def run_zygote(connection: socket.socket, agent_pid: int, job: JobSpec, fork: bool) -> None:
-    """The life of a zygote process. Does not return."""
+    """Run a zygote process: import the job and serve the agent, then exit. Does not return.
+
+    Args:
+        fork: False to start each worker as a fresh interpreter, which imports the job itself.
+    """
     die_with_parent(agent_pid)
     set_name("ck-zygote")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     zygote = Zygote(connection, fork)
-    code = 1
+    exit_status = 1
     try:
         if fork:
             zygote.load(job)
         zygote.serve()
-        code = 0
+        exit_status = 0
     except ConnectionError:
-        code = 0  # the agent is gone, and so are the workers soon
+        exit_status = 0  # the agent is gone, and the workers end as well
     except BaseException as error:  # noqa: BLE001 - a forked child must end here, whatever happened
         print_error(error)
     finally:
-        os._exit(code)
+        os._exit(exit_status)

@@ -1,1 +1,1 @@
-"""One run on a substrate: its nodes, its network, and its coordinator or command."""
+"""A run on a substrate: its nodes, its network, and its coordinator or command."""

@@ -1,4 +1,8 @@
-"""The network of one run, as its launcher sees it."""
+"""The network of a run, as its launcher sees it.
+
+-> ``netns/substrate.py``: a network with a link for each node, which can be cut and measured.
+``core/traffic.py``: changes to the traffic.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,20 @@ from chaoskit.substrate.core.actions import Applied, Backend
 from chaoskit.substrate.core.echo import EchoProbe
 from chaoskit.substrate.supervisor.client import Listener
 
-#: The coordinator's name in a network, beside the nodes'.
+#: Name of the coordinator's station. A station is a node or the coordinator, as a network sees it.
 COORDINATOR = "coordinator"
 _LOOPBACK = "127.0.0.1"
 _CONNECT_S = 10.0
-_NO_WAY = "nodes share one network as it is: no way between two of them is measured"
+_NO_ECHOES = "all nodes share one network: the round trips between two nodes cannot be measured"
 
 
 class Network(Protocol):
-    """Where the processes of one run find each other.
+    """Protocol of the network in which the processes of a run find each other.
 
     Attributes:
-        address, store: of the two listeners. interface: a node's link to the others.
+        address: address of the coordinator's listener for agents and observers.
+        store: address of the coordinator's listener for its store.
+        interface: name of a node's link to the others.
     """
 
     address: tuple[str, int]
@@ -36,32 +42,60 @@ class Network(Protocol):
         """The coordinator's sockets: for agents and observers, and for its store."""
 
     def host(self, name: str) -> str:
-        """The address under which others reach a node."""
+        """Return the address under which others reach a node.
+
+        Raises HarnessError if the network has no place for the node.
+        """
 
     def namespace(self, name: str) -> tuple[int, ...]:
-        """The network namespace of a node, or of the coordinator: a descriptor, or nothing where it has none."""
+        """Return the descriptor of a station's own network namespace, alone in a tuple.
+
+        The tuple is empty if the station has none. The network closes the descriptor.
+        """
 
     def isolate(self, name: str) -> Applied | None:
-        """Lose whatever goes to a node or comes from it, without a word; None where all nodes share one network."""
+        """Drop all packets from and to a node, and return the handle that counts and lifts this.
+
+        Return None where all nodes share a network. The count stays 0 where the kernel takes the
+        link down, as it counts no packets then. Raises HarnessError if the node cannot be isolated.
+        """
 
     def backends(self) -> Sequence[Backend]:
-        """What changes the network; nothing where all nodes share one."""
+        """Return the backends of changes to the network; none where all nodes share a network."""
 
     def round_trips_ms(
         self, source: str, target: str, count: int, timeout_s: float
-    ) -> tuple[float, ...]: ...
+    ) -> tuple[float, ...]:
+        """Send ``count`` echoes, and return the round trips of those answered in ``timeout_s``.
 
-    def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe: ...
+        They go from node ``source`` to node ``target``, one after the other. Raises HarnessError if
+        all nodes share one network, or no socket for echoes can be opened.
+        """
+
+    def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:
+        """Start to measure round trips continuously, and return the probe.
+
+        It measures until it is closed. Raises HarnessError as :meth:`round_trips_ms`.
+        """
 
     def connect(self) -> socket.socket:
-        """The harness's connection to the coordinator. Raises OSError, HarnessError."""
+        """Return a new connection of the harness to the coordinator.
+
+        Raises OSError if the coordinator does not accept it, and HarnessError if it cannot be made.
+        """
 
     def close(self) -> None:
-        """Let go of what belongs to the network."""
+        """Release the resources of the network: its namespaces, links and changes, if any.
+
+        Raises HarnessError if that fails.
+        """
 
 
 class PlainNetwork:
-    """Base of networks that all nodes share as they are: nothing cuts, changes or measures a way in them."""
+    """Base of networks that all nodes share unchanged: no link can be cut, changed or measured.
+
+    Measurements raise HarnessError.
+    """
 
     def namespace(self, name: str) -> tuple[int, ...]:
         return ()
@@ -75,17 +109,20 @@ class PlainNetwork:
     def round_trips_ms(
         self, source: str, target: str, count: int, timeout_s: float
     ) -> tuple[float, ...]:
-        raise HarnessError(_NO_WAY)
+        raise HarnessError(_NO_ECHOES)
 
     def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:
-        raise HarnessError(_NO_WAY)
+        raise HarnessError(_NO_ECHOES)
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: a shared network has no resources to release."""
 
 
 class Loopback(PlainNetwork):
-    """All nodes on one address. Raises BadInput if ``port`` is in use."""
+    """A network in which all nodes have the loopback address.
+
+    Raises BadInput if ``port`` is in use.
+    """
 
     interface = "lo"
 

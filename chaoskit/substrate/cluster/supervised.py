@@ -1,4 +1,8 @@
-"""What substrates with a supervisor on each node have in common: how runs begin and end."""
+"""The base of substrates that have a supervisor on each node: how their runs begin and end.
+
+-> ``supervisor/programs.py``: how a program is forked, restarted and ended. ``undo/guard.py``: what
+ends a run whose launcher was killed. ``cluster/job_cluster.py``: a run while it goes on.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,15 @@ from chaoskit.coordinator.server import EXIT_OVER, CoordinatorSpec
 from chaoskit.errors import HarnessError, Refused
 from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate.cluster.bare import BareCluster
-from chaoskit.substrate.cluster.command_runner import WardenSpec
+from chaoskit.substrate.cluster.command_runner import CommandSpec
 from chaoskit.substrate.cluster.job_cluster import JobCluster, attach
 from chaoskit.substrate.cluster.network import COORDINATOR, Network
+from chaoskit.substrate.cluster.node_files import HostFiles, NodeFiles
 from chaoskit.substrate.cluster.nodes import BaseCluster
 from chaoskit.substrate.core.actions import Action, Backend
 from chaoskit.substrate.core.base import NOTHING, Needs
 from chaoskit.substrate.core.demand import RunDemand
-from chaoskit.substrate.core.external_commands import Errands
+from chaoskit.substrate.core.external_commands import ExternalCommands
 from chaoskit.substrate.core.processes import HOST, Kernel, Process
 from chaoskit.substrate.core.run_event import RunEvent
 from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
@@ -36,94 +41,113 @@ from chaoskit.wire.coordinator_files import CoordinatorAddress
 from chaoskit.wire.injection_line import InjectionDoor
 from chaoskit.wire.messages import ObserverHello
 
-_RESTARTS = 16  # of a coordinator that ends before its job
+_RESTARTS = 16  # limit for a coordinator that ends before its job
 
 
 class SupervisedSubstrate:
-    """Base of substrates: each says where its supervisors are, how nodes reach each other, what can be done to them.
+    """Base of substrates. Each subclass provides supervisors, networks, and backends of actions.
+
+    Its runs have stations: each node, and the coordinator (``COORDINATOR``).
+
+    The constructor undoes what earlier runs left behind.
 
     Attributes:
-        undo: what must be put back if this process is killed.
-        tell: shows people a line, such as what is waited for.
-        errands: has done what is done to machines from outside; None where nothing is.
-        test: the test of the next run, as pytest names it, where that is another process; "" for that of this one.
+        undo: log of the changes that must be undone if this process is killed.
+        tell: shows a line to the user, such as what is waited for.
+        external_commands: carries out commands on machines from outside; None to run them in this
+            process.
+        copies: directories of a command that are copies on this machine: path on the machine of
+            the user -> path here. Empty for a run of this machine's own user.
+        test: pytest name of the test of the next run if that test is in another process; "" for the
+            test of this process.
+        files: the files of runs on the nodes.
     """
 
     name = ""
+    files: NodeFiles = HostFiles()
 
     def __init__(self) -> None:
-        sweep()  # what runs that were killed have left behind
+        sweep()  # undo the leftovers of runs that were killed
         self.undo = UndoLog()
         self.tell: Callable[[str], None] = tell_on_stderr
-        self.errands: Errands | None = None
+        self.external_commands: ExternalCommands | None = None
         self.test = ""
+        self.copies: Mapping[str, str] = {}
 
-    # -- what each substrate has of its own -----------------------------------------------------------------------
+    # -- operations that differ between substrates -------------------------------------------------
 
     def warm_up(self) -> None:
-        """Start what is not there yet and serves any run: imports take seconds."""
+        """Start the supervisors that serve any run, unless they run already.
+
+        Their imports take seconds. Raises HarnessError if one does not start, and BadInput if
+        their image cannot be used.
+        """
         raise NotImplementedError
 
     def link(self, station: str) -> SupervisorLink:
-        """The supervisor that starts what belongs to a node, or to the coordinator."""
+        """Return the link to the supervisor of a node or the coordinator.
+
+        Raises SupervisorGone if there is none any more.
+        """
         raise NotImplementedError
 
     def kernel(self, station: str) -> Kernel:
-        """The kernel that knows the processes of a node, or the coordinator's."""
+        """Return the kernel that runs the processes of a node or the coordinator."""
         return HOST
 
     def network(self, nodes: Sequence[str], port: int) -> Network:
-        """The network of one run. Raises BadInput if the port is in use."""
+        """Create the network of a run, and return it.
+
+        Raises BadInput if the port is in use on this host. Raises HarnessError if the network
+        cannot be created, or the port is in use in the network.
+
+        Args:
+            nodes: names of all nodes that the run may have.
+            port: port of the coordinator; 0 for a free one.
+        """
         raise NotImplementedError
 
     def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
-        """What carries out actions on the nodes of a run, beside its network."""
+        """Return the backends of actions on the nodes of a run, without those of its network."""
         raise NotImplementedError
 
+    def kill(self, node: str) -> None:
+        """Kill the container or pod of a node, if it has one.
+
+        Raises HarnessError if that fails.
+        """
+
     def require(self, demand: RunDemand) -> None:
-        """Refuse a run that cannot take place here, before anything of it is made. Raises BadInput, HarnessError."""
+        """Raise BadInput or HarnessError if a run cannot take place here, before its start.
+
+        The base accepts every run.
+        """
 
     def why_not(self, action: type[Action]) -> str:
-        """Why an action of this kind cannot be done to nodes from here; "" if it can."""
+        """Return the reason why nodes of this substrate do not support an action; "" if they do."""
         raise NotImplementedError
 
     def event_sink(self, run_directory: Path) -> Callable[[RunEvent], None] | None:
-        """Return what shows events of a run to people that look at the platform; None where nothing does."""
+        """Return a function that shows events of a run on the platform; None if none does."""
         return None
 
-    def environment(self) -> Mapping[str, str]:
-        """What a command finds there, if nothing tells it more."""
+    def environment(self) -> Mapping[str, str] | None:
+        """Return the variables of a node for its command; None for those of its supervisor."""
         return os.environ
 
-    def seen_there(self, config: RunConfig) -> RunConfig:
-        """A configuration as the processes of a run find what it names."""
-        return config
-
-    def home(self, run_directory: Path) -> Path:
-        """The directory of a run as its processes see it."""
-        return run_directory
-
-    def prepare(self, station: str, run_directory: Path) -> None:
-        """Have what the programs of a run need where a node is, or the coordinator."""
-
-    def collect(self, run_directory: Path) -> None:
-        """Have all journals and logs of a run here. Nothing of it runs any more."""
-
-    def door(self, station: str, injection: InjectionDoor | None) -> InjectionDoor | None:
-        """Where processes of a node find what listens to them for the harness."""
-        return injection
-
     def job_cluster(self, *arguments: Any) -> JobCluster:
+        """Return the cluster of a run of a job; a subclass may return a class of its own.
+
+        Args:
+            arguments: those of :class:`JobCluster` after the substrate, in their order.
+        """
         return JobCluster(self, *arguments)
 
-    def bare_cluster(self, *arguments: Any) -> BareCluster:
-        return BareCluster(self, *arguments)
-
     def close(self) -> None:
-        """End everything that this substrate started."""
+        """End everything that this substrate started, and undo the open entries of its undo log."""
         self.undo.close()
 
-    # -- runs -----------------------------------------------------------------------------------------------------
+    # -- runs --------------------------------------------------------------------------------------
 
     def launch(
         self,
@@ -135,23 +159,31 @@ class SupervisedSubstrate:
         replacements: int = 0,
         injection: InjectionDoor | None = None,
     ) -> JobCluster:
-        """Start coordinator and agents.
+        """Start the coordinator and the agents of a run, and return its cluster.
+
+        Args:
+            port: port of the coordinator; 0 for a free one.
+            heartbeat_s: least interval between heartbeats of a node that the coordinator forwards;
+                0 for all.
+            replacements: expected number of replacements for lost nodes; the base ignores it.
+            injection: endpoint at which processes of the run reach the harness.
 
         Raises:
-            BadInput: if ``port`` is in use. HarnessError: if they do not start.
+            BadInput: if ``port`` is in use, or the job's directory cannot be used.
+            HarnessError: if coordinator, agents or their network do not start.
         """
         self.warm_up()
         nodes, token = node_names(config.nodes), secrets.token_hex(16)
         network = self.network(node_names(config.nodes_max), port)
         hello, agents = ObserverHello(heartbeat_s), dict[str, Process]()
-        with contextlib.ExitStack() as undone:
-            undone.callback(network.close)
-            undone.callback(self.collect, run_directory)
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(network.close)
+            cleanup.callback(self.files.collect, run_directory)
             coordinator = self._start_coordinator(network, config, token, run_directory)
-            # the supervisor would start a coordinator that ends at its start again and again
-            undone.callback(lambda: self.end([(COORDINATOR, coordinator), *agents.items()], 0.0))
+            # else the supervisor would restart a coordinator that fails at its start
+            cleanup.callback(lambda: self.end([(COORDINATOR, coordinator), *agents.items()], 0.0))
             try:
-                observer = undone.enter_context(attach(network, token, hello))
+                observer = cleanup.enter_context(attach(network, token, hello))
             except (OSError, Refused) as error:
                 log = run_directory / "log" / "coordinator.log"
                 raise HarnessError(
@@ -159,8 +191,8 @@ class SupervisedSubstrate:
                 ) from error
             for node in nodes:
                 agents[node] = self.start_agent(network, node, token, run_directory, injection)
-            again = partial(self.coordinator_again, network, config, token, run_directory)
-            made = self.job_cluster(
+            start_again = partial(self.coordinator_again, network, config, token, run_directory)
+            cluster = self.job_cluster(
                 network,
                 observer,
                 token,
@@ -169,10 +201,10 @@ class SupervisedSubstrate:
                 run_directory,
                 hello,
                 injection,
-                again,
+                start_again,
             )
-            undone.pop_all()
-            return made
+            cleanup.pop_all()
+            return cluster
 
     def _start_coordinator(
         self,
@@ -182,12 +214,21 @@ class SupervisedSubstrate:
         run_directory: Path,
         lost: Iterable[str] = (),
     ) -> Process:
-        home, entry = str(self.home(run_directory)), "chaoskit.coordinator.server:run_coordinator"
+        """Start a coordinator with the listeners of ``network``, which are closed here.
+
+        Return its process. Raises HarnessError if it cannot be started, and BadInput if the job's
+        directory cannot be used.
+
+        Args:
+            lost: nodes that were lost together with an earlier coordinator.
+        """
+        home = str(self.files.home(run_directory))
+        entry = "chaoskit.coordinator.server:run_coordinator"
         try:
             arguments = msgspec.json.encode(
-                CoordinatorSpec(self.seen_there(config), token, home, tuple(lost))
+                CoordinatorSpec(self.files.localize_config(config), token, home, tuple(lost))
             )
-            self.prepare(COORDINATOR, run_directory)
+            self.files.prepare(COORDINATOR, run_directory)
             link = self.link(COORDINATOR)
             program = Program(
                 entry, arguments, COORDINATOR, home, _RESTARTS, EXIT_OVER, link.clock_ahead_ns()
@@ -205,11 +246,14 @@ class SupervisedSubstrate:
         run_directory: Path,
         nodes: Sequence[str],
     ) -> Process | None:
-        """Start the coordinator of a run on another machine, if the one that it was on is lost; None if it is not, or
-        there is no other one. Its supervisor starts it again where that is there still.
+        """Start the coordinator of a run on another machine if its own is lost.
+
+        Return its process, or None if the machine is not lost or there is no other one. On a
+        machine that is still there the supervisor restarts the coordinator. Raises HarnessError if
+        no coordinator can start.
 
         Args:
-            nodes: that are to find it.
+            nodes: the nodes that must reach it.
         """
         return None
 
@@ -221,16 +265,16 @@ class SupervisedSubstrate:
         run_directory: Path,
         injection: InjectionDoor | None,
     ) -> Process:
-        """Start an agent of a run. Gives its process."""
-        self.prepare(node, run_directory)
-        host, home, door = (
-            network.host(node),
-            str(self.home(run_directory)),
-            self.door(node, injection),
-        )
-        started = workers_started(run_directory, node)
+        """Start an agent of a run, after the files that it needs, and return its process.
+
+        Raises HarnessError if it cannot be started.
+        """
+        self.files.prepare(node, run_directory)
+        host, home = network.host(node), str(self.files.home(run_directory))
+        door = self.files.door(node, injection)
+        launched = workers_started(run_directory, node)
         coordinator = CoordinatorAddress(network.address, network.store)
-        spec = AgentSpec(node, host, coordinator, token, home, door, started)
+        spec = AgentSpec(node, host, coordinator, token, home, door, launched)
         link, entry = self.link(node), "chaoskit.agent.agent:run_agent"
         program = Program(
             entry, msgspec.json.encode(spec), node, home, clock_ahead_ns=link.clock_ahead_ns()
@@ -238,48 +282,64 @@ class SupervisedSubstrate:
         return link.start(program, namespace=network.namespace(node))
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
-        """Nodes on which commands can be started, and nothing runs yet. They see all directories of this host."""
+        """Return a cluster of nodes on which commands can be started.
+
+        The nodes see all directories of this host, so ``needs`` is not used. Raises HarnessError if
+        supervisors or the network do not start.
+        """
         self.warm_up()
         names = node_names(nodes)
-        return self.bare_cluster(self.network(names, 0), names, run_directory)
+        return BareCluster(self, self.network(names, 0), names, run_directory)
 
-    def start_command(self, network: Network, spec: WardenSpec) -> Process:
-        """Start a node's command. Gives the process of its warden."""
+    def start_command(self, network: Network, spec: CommandSpec) -> Process:
+        """Start the command of a node, and return the process of its command runner.
+
+        Raises HarnessError if the supervisor cannot start it.
+        """
         entry, arguments = (
-            "chaoskit.substrate.cluster.command_runner:run_warden",
+            "chaoskit.substrate.cluster.command_runner:run_command",
             msgspec.json.encode(spec),
         )
-        program = Program(entry, arguments, spec.node, spec.run_directory)
-        return self.link(spec.node).start(program, namespace=network.namespace(spec.node))
+        link = self.link(spec.node)
+        program = Program(
+            entry, arguments, spec.node, spec.run_directory, clock_ahead_ns=link.clock_ahead_ns()
+        )
+        return link.start(program, namespace=network.namespace(spec.node))
 
     def end(self, programs: Iterable[tuple[str, Process]], patience_s: float) -> None:
-        """SIGKILL programs that do not end by themselves, and everything below them; of all supervisors at once.
+        """SIGKILL programs that do not end by themselves, and all processes below them.
+
+        All supervisors do this at the same time. The call returns when they are done, or gone.
+        Raises HarnessError if one does not answer.
 
         Args:
-            programs: with the node, or ``COORDINATOR``, to which each belongs.
+            programs: each with its node or ``COORDINATOR``.
+            patience_s: time that the programs get to end by themselves.
         """
-        places: dict[SupervisorLink, list[Process]] = {}
+        by_link: dict[SupervisorLink, list[Process]] = {}
         for station, process in programs:
-            with contextlib.suppress(
-                SupervisorGone
-            ):  # it ends all that it has started when its stream does
-                places.setdefault(self.link(station), []).append(process)
-        begun = []
-        for link, inside in places.items():
+            # a supervisor ends its processes by itself when its stream ends
             with contextlib.suppress(SupervisorGone):
-                begun.append((link, link.begin_end(inside, patience_s)))
-        for link, number in begun:
+                by_link.setdefault(self.link(station), []).append(process)
+        pending = []
+        for link, processes in by_link.items():
+            with contextlib.suppress(SupervisorGone):
+                pending.append((link, link.begin_end(processes, patience_s)))
+        for link, number in pending:
             with contextlib.suppress(SupervisorGone):
                 link.finish(number)
 
 
 def workers_started(run_directory: Path, node: str) -> int:
-    """How many workers a node has had in a run: each has left a log, whichever agent it had."""
+    """Return the number of workers that a node has had in a run, from the numbers of their logs.
+
+    It is 0 if there are none. Workers of earlier agents of the node count as well.
+    """
     logs = (run_directory / "log").glob(f"{glob.escape(node)}.*.log")
     numbers = [path.name.removeprefix(f"{node}.").removesuffix(".log") for path in logs]
     return 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
 def node_names(count: int) -> tuple[str, ...]:
-    """Names of a run's nodes."""
+    """Return the names of the nodes of a run: ``node0`` and so on."""
     return tuple(f"node{number}" for number in range(count))

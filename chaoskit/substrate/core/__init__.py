@@ -1,1 +1,1 @@
-"""The interface of substrates: nodes, actions on them as data, and processes, in terms that every substrate shares."""
+"""The interface of substrates: nodes, their processes, and actions on them as data."""

@@ -1,4 +1,10 @@
-"""What can be done to a node, as data, and the backends that carry it out: a fault names an action, and no backend."""
+"""Actions that can be applied to a node, as data, and the backends that carry them out.
+
+A fault names an action and never a backend.
+
+-> ``cluster/nodes.py``: which backend carries out an action. ``limits/holds.py``: freezes and caps.
+``disk/disks.py``: troubles of a disk. ``core/traffic.py``: actions on the traffic between nodes.
+"""
 
 from __future__ import annotations
 
@@ -12,42 +18,63 @@ from chaoskit.substrate.core.disk import Trouble
 
 
 class Action(msgspec.Struct, frozen=True, tag=True):
-    """Base of everything that a cluster can be asked to do to one of its nodes until it is lifted."""
+    """Base of all actions that a cluster can apply to one of its nodes until they are lifted.
+
+    After "Shown", each kind of action names what :meth:`Applied.shown` counts.
+    """
 
 
 class Freeze(Action, frozen=True):
-    """Have every process of the node stand still, and those that they start. Shown: 1 while all of them do."""
+    """Stop every process of the node, and those that they start.
+
+    Shown: 1 while all of them are stopped.
+    """
 
 
 class CapCpu(Action, frozen=True):
-    """Leave all processes of the node so many cores together. Shown: periods in which the kernel held them back."""
+    """Limit all processes of the node to ``cores`` together.
+
+    Shown: periods in which the kernel throttled them.
+    """
 
     cores: float
 
 
 class CapMemory(Action, frozen=True):
-    """Leave the node so many bytes beyond what it uses now. Shown: processes of it that the kernel killed for them."""
+    """Limit the node to ``headroom_bytes`` beyond what it uses now.
+
+    Shown: processes that the kernel killed for it.
+    """
 
     headroom_bytes: int
 
 
 class CapPids(Action, frozen=True):
-    """Leave the node so many processes and threads beyond those there are. Shown: how many the kernel refused it."""
+    """Limit the node to ``further`` more processes and threads than it has now.
+
+    Shown: forks that the kernel refused.
+    """
 
     further: int
 
 
 class CapWrites(Action, frozen=True):
-    """Leave the node so many bytes a second that it writes to the disk of the run's directory.
+    """Limit the bytes that the node writes per second to the disk of the run's directory.
 
-    Shown: quarters of a second in which it wrote all that it may.
+    Shown: quarters of a second in which the node used up its allowance.
     """
 
     bytes_per_s: float
 
 
 class CapProcessCpu(Action, frozen=True):
-    """Leave one process this share of a CPU. Shown: periods in which the kernel held it back."""
+    """Limit one process to a share of a CPU. Shown: periods in which the kernel throttled it.
+
+    Attributes:
+        pid: pid of the process.
+        ticks: its start time in clock ticks; None if it was gone before.
+        share: number of CPUs, such as 0.5.
+    """
 
     pid: int
     ticks: int | None
@@ -55,7 +82,11 @@ class CapProcessCpu(Action, frozen=True):
 
 
 class CapProcessMemory(Action, frozen=True):
-    """Leave one process so many bytes beyond what it uses now. Shown: how often the kernel killed it for them."""
+    """Limit one process to ``headroom_bytes`` beyond what it uses now.
+
+    Shown: how often the kernel killed it for that. ``pid`` and ``ticks`` are as in
+    :class:`CapProcessCpu`.
+    """
 
     pid: int
     ticks: int | None
@@ -63,9 +94,10 @@ class CapProcessMemory(Action, frozen=True):
 
 
 class BreakDisk(Action, frozen=True):
-    """Let something be wrong with a directory, as the node sees it. Shown: operations that were refused or held up.
+    """Apply a trouble to a directory, as the node sees it.
 
-    Files that the node has open already are not struck.
+    Shown: operations that were refused or delayed. Files that the node has open already are not
+    affected.
     """
 
     directory: Path
@@ -80,7 +112,7 @@ NODE_CONTROLLERS: dict[type[Action], str] = {
     CapPids: "pids",
     CapWrites: "io",
 }
-#: The same, with those on one process.
+#: Controllers of all kinds of actions, those on one process included.
 CONTROLLERS: dict[type[Action], str] = NODE_CONTROLLERS | {
     CapProcessCpu: "cpu",
     CapProcessMemory: "memory",
@@ -88,47 +120,63 @@ CONTROLLERS: dict[type[Action], str] = NODE_CONTROLLERS | {
 
 
 class Applied(Protocol):
-    """An action in force."""
+    """An action that was applied to a node and can be lifted."""
 
     def shown(self) -> int:
-        """Return how often it has met something so far, as the kernel or the process that carries it out counts it.
+        """Return how often the action has taken effect so far.
 
-        What was counted stays known after :meth:`lift`. Raises HarnessError when the run is over.
+        The kernel or the process that carries it out counts. The last count stays available after
+        :meth:`lift`; for a state such as that of :class:`Freeze` it is 0 then. Raises HarnessError
+        if the action was not lifted and its count cannot be read any more, as after the run.
         """
 
     def lift(self) -> bool:
-        """End it; True if nothing is left to undo. Ending it again changes nothing."""
+        """End the action, and return True if nothing is left to undo.
+
+        Otherwise False is returned, and the undo entries stay for the guard or the next sweep. A
+        second call returns the same. Raises HarnessError if the process that carries the action out
+        is gone.
+        """
 
 
 class Backend(Protocol):
-    """Carries out some kinds of actions on the nodes of one run.
+    """Component that carries out some kinds of actions on the nodes of one run.
 
     Attributes:
-        actions: the kinds.
+        actions: the kinds of actions.
     """
 
     @property
     def actions(self) -> frozenset[type[Action]]: ...
 
     def apply(self, node: str, action: Action) -> Applied:
-        """Do it. What undoes it is written ahead.
+        """Apply an action to a node, and return the handle that counts its effects and lifts it.
+
+        Its undo entry is written first.
 
         Raises:
-            ProcessLookupError: where the node is gone. HarnessError: where it cannot be done.
+            ProcessLookupError: if the node is gone.
+            HarnessError: if the action cannot be carried out.
         """
 
     def release(self, node: str | None = None) -> None:
-        """Lift what keeps processes of a node, or of all nodes, from ending."""
+        """Lift the actions that keep processes of a node, or of all nodes, from ending."""
 
     def close(self) -> None:
-        """Let go of everything. To be called when the nodes are gone."""
+        """Release all resources. It is called when the nodes are gone.
+
+        Actions that are still in force end, here or with the network of the run.
+        """
 
 
-class Counted:
-    """An action in force that some other process counts for us.
+class CountedAction:
+    """Applied action with effects that another process counts.
+
+    :meth:`lift` leaves nothing to undo. :meth:`shown` returns the last count after it.
 
     Args:
-        count: asks it. lift: ends the action, and gives the last count.
+        count: asks that process for the current count; raises HarnessError if it does not answer.
+        lift: ends the action and returns the last count; raises HarnessError likewise.
     """
 
     def __init__(self, count: Callable[[], int], lift: Callable[[], int]) -> None:

@@ -1,4 +1,7 @@
-"""Commands of the system, found also where a user's PATH leaves out the administrator's directories."""
+"""Lookup and calls of system commands.
+
+The administrator's directories, which a user's PATH may lack, are searched, too.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,26 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-_ALSO = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+_ADMIN_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 _COMMAND_S = 10.0
 
 
 def find(name: str) -> str | None:
-    """Where the command lies; None where it is not installed."""
-    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *_ALSO]))
+    """Return the path of a command; None if it is not installed."""
+    return shutil.which(
+        name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *_ADMIN_DIRECTORIES])
+    )
 
 
 def call(command: Sequence[str], script: str = "") -> subprocess.CompletedProcess[bytes]:
-    """Run a command with ``script`` as its input.
+    """Run a command with ``script`` as its standard input, and return its status and its output.
+
+    A status other than 0 raises nothing.
 
     Raises:
-        FileNotFoundError: if it is not installed. TimeoutExpired: if it does not end.
+        FileNotFoundError: if the command is not installed.
+        OSError: if it cannot be executed for another reason.
+        TimeoutExpired: if the command does not end within 10 s.
     """
     path = find(command[0]) or command[0]
     return subprocess.run(

@@ -1,4 +1,9 @@
-"""What may be wrong with a disk, and what that means for each thing that is asked of it. Pure."""
+"""Troubles of a disk, and their effect on each file operation. Pure.
+
+-> ``disk/process.py`` fails or delays the operations of a node. ``disk/disks.py``: the mount over a
+directory of a node. ``faults/storage/disk.py``: the faults. ``daemon/saving.py``: what a job does
+when its disk is full.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +15,41 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-#: What is asked of a disk. ``change``: make, remove, rename or truncate something; ``sync``: make it durable.
+#: Kinds of disk operations. ``change``: create, remove, rename or truncate; ``sync``: make durable.
 Operation = Literal["read", "write", "change", "sync"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 _MODIFYING = frozenset({"write", "change"})
 
 
 class Full(msgspec.Struct, frozen=True, tag=True):
-    """So many bytes more can be written, and then no more."""
+    """Disk with ``room_bytes`` left: writes beyond them fail with ENOSPC."""
 
     room_bytes: int = 0
 
 
 class ReadOnly(msgspec.Struct, frozen=True, tag=True):
-    """Nothing can be changed, as after an error of the file system."""
+    """Disk that refuses all changes, as after an error of the file system."""
 
 
 class Slow(msgspec.Struct, frozen=True, tag=True):
-    """Every operation takes ``delay_ms`` longer, and so much more as its bytes take at ``bytes_per_s`` (0: nothing)."""
+    """Disk that delays every operation of :data:`OPERATIONS`.
+
+    Attributes:
+        delay_ms: fixed delay.
+        bytes_per_s: throughput, which adds to the delay by the operation's size; 0 for no limit.
+    """
 
     delay_ms: float = 0.0
     bytes_per_s: float = 0.0
 
 
 class Failing(msgspec.Struct, frozen=True, tag=True):
-    """A share of these operations fails with an input/output error."""
+    """Disk that fails some of the given operations with an input/output error.
+
+    Attributes:
+        operations: kinds of operations that may fail.
+        share: probability that such an operation fails, from 0 to 1.
+    """
 
     operations: tuple[Operation, ...] = OPERATIONS
     share: float = 1.0
@@ -43,77 +58,101 @@ class Failing(msgspec.Struct, frozen=True, tag=True):
 Trouble = Full | ReadOnly | Slow | Failing
 
 
-class Ruling(NamedTuple):
-    """What becomes of an operation: it waits for ``delay_ms``, and then fails with ``errno``, or not (0)."""
+class OperationRuling(NamedTuple):
+    """Outcome of an operation.
+
+    Attributes:
+        errno: error with which it fails; 0 if it succeeds.
+        delay_ms: time that it waits before.
+    """
 
     errno: int = 0
     delay_ms: float = 0.0
 
 
-class Ailments:
-    """Everything that is wrong with one disk. Any thread may ask."""
+class DiskTroubles:
+    """The troubles of one disk, and the counts of their effects. Thread-safe.
+
+    Args:
+        seed: seed of the draws for :class:`Failing`.
+    """
 
     def __init__(self, seed: int = 0) -> None:
-        self._chance = Random(seed)
+        self._random = Random(seed)
         self._lock = threading.Lock()
         self._troubles: dict[int, Trouble] = {}
-        self._met: dict[int, int] = {}
+        self._affected: dict[int, int] = {}
         self._written_bytes: dict[int, int] = {}  # since a disk became full
-        self._number = 0
+        self._last_id = 0
 
     def impose(self, trouble: Trouble) -> int:
-        """From now on. Gives the number of the trouble."""
+        """Start a trouble and return its identifier."""
         with self._lock:
-            self._number += 1
-            self._troubles[self._number] = trouble
-            self._met[self._number] = self._written_bytes[self._number] = 0
-            return self._number
+            self._last_id += 1
+            self._troubles[self._last_id] = trouble
+            self._affected[self._last_id] = self._written_bytes[self._last_id] = 0
+            return self._last_id
 
-    def lift(self, number: int) -> int:
-        """Not any more. Gives how many operations have met it."""
-        with self._lock:
-            self._troubles.pop(number, None)
-            return self._met[number]
+    def lift(self, trouble_id: int) -> int:
+        """End a trouble and return the number of operations that it affected.
 
-    def met(self, number: int) -> int:
-        """How many operations were refused or held up by it so far."""
+        A second call returns the same number.
+        """
         with self._lock:
-            return self._met[number]
+            self._troubles.pop(trouble_id, None)
+            return self._affected[trouble_id]
+
+    def affected_count(self, trouble_id: int) -> int:
+        """Return the number of operations that a trouble has refused or delayed so far."""
+        with self._lock:
+            return self._affected[trouble_id]
 
     @property
     def room_bytes(self) -> float:
-        """How many bytes can still be written; math.inf where the disk is not full."""
+        """The least room that a :class:`Full` leaves, in bytes; math.inf without such a trouble."""
         with self._lock:
-            full = [
-                (number, one) for number, one in self._troubles.items() if isinstance(one, Full)
+            full_disks = [
+                (trouble_id, trouble)
+                for trouble_id, trouble in self._troubles.items()
+                if isinstance(trouble, Full)
             ]
             return min(
-                (one.room_bytes - self._written_bytes[number] for number, one in full),
+                (
+                    trouble.room_bytes - self._written_bytes[trouble_id]
+                    for trouble_id, trouble in full_disks
+                ),
                 default=math.inf,
             )
 
-    def rule(self, operation: Operation, size_bytes: int = 0) -> Ruling:
-        """What becomes of an operation on so many bytes. The first error counts, all delays add up."""
+    def rule(self, operation: Operation, size_bytes: int = 0) -> OperationRuling:
+        """Return the outcome of an operation on ``size_bytes``, and count it for its troubles.
+
+        The outcome has the error of the oldest trouble that refuses it, and the sum of all delays.
+        """
         with self._lock:
-            number, delay_ms = 0, 0.0
-            for name, trouble in self._troubles.items():
-                failed, more_ms = self._apply(name, trouble, operation, size_bytes)
-                number, delay_ms = number or failed, delay_ms + more_ms
-                self._met[name] += bool(failed or more_ms)
-            return Ruling(number, delay_ms)
+            error, delay_ms = 0, 0.0
+            for trouble_id, trouble in self._troubles.items():
+                next_error, more_ms = self._apply(trouble_id, trouble, operation, size_bytes)
+                error, delay_ms = error or next_error, delay_ms + more_ms
+                self._affected[trouble_id] += bool(next_error or more_ms)
+            return OperationRuling(error, delay_ms)
 
     def _apply(
-        self, name: int, trouble: Trouble, operation: Operation, size_bytes: int
+        self, trouble_id: int, trouble: Trouble, operation: Operation, size_bytes: int
     ) -> tuple[int, float]:
+        """Return the errno and the delay in ms that a trouble causes; 0 for each that it does not.
+
+        A write that fits uses up room of a :class:`Full` disk, even if another trouble refuses it.
+        """
         match trouble:
             case ReadOnly() if operation in _MODIFYING:
                 return errno.EROFS, 0.0
             case Full(room_bytes) if operation == "write":
-                if self._written_bytes[name] + size_bytes > room_bytes:
+                if self._written_bytes[trouble_id] + size_bytes > room_bytes:
                     return errno.ENOSPC, 0.0
-                self._written_bytes[name] += size_bytes
-            case Failing(operations, share) if (
-                operation in operations and self._chance.random() < share
+                self._written_bytes[trouble_id] += size_bytes
+            case Failing(operations, probability) if (
+                operation in operations and self._random.random() < probability
             ):
                 return errno.EIO, 0.0
             case Slow(delay_ms, bytes_per_s):

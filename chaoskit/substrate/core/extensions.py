@@ -1,4 +1,8 @@
-"""Backends and substrates that other installed distributions bring, by entry point."""
+"""Backends of actions that other installed distributions provide by entry point.
+
+-> ``cluster/nodes.py``: two backends for one action are refused. ``registry.py``: whole substrates
+of other distributions.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,20 @@ from chaoskit.substrate.core.actions import Action, Backend
 from chaoskit.substrate.core.processes import Process
 from chaoskit.substrate.undo import UndoLog
 
-#: Entry points of this group name what makes a backend of a :class:`BackendPlace`, or None where it has none there. Its
-#: attribute ``actions`` says which kinds of actions that does.
+#: Group of entry points. Each names a factory that makes a backend for a :class:`BackendPlace`, or
+#: returns None where it has none. The factory's attribute ``actions`` lists its kinds of actions.
 BACKENDS = "chaoskit.backends"
 
 
 @dataclass(frozen=True, slots=True)
 class BackendPlace:
-    """The run for which a backend is made.
+    """The run that a backend is made for.
 
     Attributes:
-        substrate: its name.
-        undo: what must be put back is written there first.
-        processes: gives the live processes of a node, the first one first.
-        run_directory: of the run.
+        substrate: name of the substrate.
+        undo: log that undo entries are written to first.
+        processes: returns the live processes of a node; the root of the others comes first.
+        run_directory: directory of the run.
     """
 
     substrate: str
@@ -34,24 +38,32 @@ class BackendPlace:
     run_directory: Path
 
 
-def is_brought(action: type[Action]) -> bool:
-    """Whether another distribution has a backend that names this kind of action."""
+def has_external_backend(action: type[Action]) -> bool:
+    """Return whether another installed distribution has a backend for this kind of action.
+
+    Raises ImportError or AttributeError if the factory of one of them cannot be loaded.
+    """
     return any(
-        action in getattr(entry.load(), "actions", ()) for entry in entry_points(group=BACKENDS)
+        action in getattr(entry_point.load(), "actions", ())
+        for entry_point in entry_points(group=BACKENDS)
     )
 
 
-def brought_backends(place: BackendPlace) -> Iterator[Backend]:
-    """The backends of other distributions for one run.
+def external_backends(place: BackendPlace) -> Iterator[Backend]:
+    """Yield the backends of other installed distributions for one run, sorted by entry point.
+
+    A distribution whose factory returns None adds no backend.
 
     Raises:
         HarnessError: if one of them cannot be imported.
     """
-    for entry in sorted(entry_points(group=BACKENDS)):
+    for entry_point in sorted(entry_points(group=BACKENDS)):
         try:
-            make: Callable[[BackendPlace], Backend | None] = entry.load()
+            make_backend: Callable[[BackendPlace], Backend | None] = entry_point.load()
         except (ImportError, AttributeError) as error:
-            raise HarnessError(f"the backend {entry.value} cannot be loaded: {error}") from error
-        backend = make(place)
+            raise HarnessError(
+                f"the backend {entry_point.value} cannot be loaded: {error}"
+            ) from error
+        backend = make_backend(place)
         if backend is not None:
             yield backend

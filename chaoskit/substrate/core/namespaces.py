@@ -1,6 +1,10 @@
-"""Namespaces without a name: each vanishes with its last user.
+"""Anonymous kernel namespaces, each of which vanishes with its last user.
 
-Whatever is in one (links, addresses, rules, queues; mounts) goes with it, so that nothing is left to be cleaned up.
+Its contents (links, addresses, rules, queues; mounts) vanish with it, so that nothing is left to
+clean up.
+
+-> ``supervisor/programs.py``: a program enters its namespace before it begins.
+``network/fabric.py``: the namespaces of a run, and the links between them.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 
-#: A node's link to the others, in a namespace of its own.
+#: Name of a node's network interface inside its own namespace.
 INSIDE = "eth0"
 
 _CLONE_NEWNET = 0x40000000
@@ -21,17 +25,20 @@ _SELF = "/proc/thread-self/ns/net"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, system_call: str) -> None:
+    """Raise OSError with the errno of a system call, unless its result is 0."""
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{system_call}: {os.strerror(number)}")
 
 
 def create() -> int:
-    """A new namespace, as a descriptor that is not inherited.
+    """Return the descriptor of a new network namespace, which the caller must close.
+
+    The descriptor is not inherited by child processes.
 
     Raises:
-        OSError: if this process may not make one.
+        OSError: if this process may not create one.
     """
     with _restored():
         _check(_libc.unshare(_CLONE_NEWNET), "unshare")
@@ -39,23 +46,31 @@ def create() -> int:
 
 
 def enter(descriptor: int) -> None:
-    """Move the calling thread into the namespace. What it starts from now on begins there. Raises OSError."""
+    """Move the calling thread, and what it starts from now on, into the network namespace.
+
+    Raises OSError if this process may not enter it.
+
+    Args:
+        descriptor: as returned by :func:`create`.
+    """
     _check(_libc.setns(descriptor, _CLONE_NEWNET), "setns")
 
 
 @contextlib.contextmanager
 def entered(descriptor: int) -> Iterator[None]:
-    """Be in the namespace meanwhile. A socket stays in the one where it was made. Raises OSError."""
+    """Move the calling thread into the network namespace for the duration of a ``with``.
+
+    A socket stays in the namespace that it was created in. Raises OSError as :func:`enter`.
+    """
     with _restored():
         enter(descriptor)
         yield
 
 
 def leave_mounts() -> None:
-    """Give this process, and all that it starts from now on, mounts of its own: others do not see what is added.
+    """Give this process and its later children a mount namespace of their own.
 
-    Raises:
-        OSError: if it may not have them.
+    Other processes do not see what is mounted in it. Raises OSError if that is not permitted.
     """
     _check(_libc.unshare(_CLONE_NEWNS), "unshare")
     _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None), "mount")
@@ -63,9 +78,10 @@ def leave_mounts() -> None:
 
 @contextlib.contextmanager
 def _restored() -> Iterator[None]:
-    mine = os.open(_SELF, os.O_RDONLY | os.O_CLOEXEC)
+    """Return the calling thread to its network namespace at the end of a ``with``."""
+    original = os.open(_SELF, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield
     finally:
-        enter(mine)
-        os.close(mine)
+        enter(original)
+        os.close(original)

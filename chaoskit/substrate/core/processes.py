@@ -1,4 +1,8 @@
-"""Processes of a node, and the kernel that knows them: of this host, or of wherever the node runs."""
+"""Processes of a node, and the kernel that runs them: of this host, or of the node's machine.
+
+-> ``process/linux.py``: what is read from /proc. ``supervisor/remote_node.py``: the kernel of a
+node that is reached only through its supervisor.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from chaoskit.process import linux
 from chaoskit.process.linux import TcpTroubles
+from chaoskit.substrate.core.launched_ranks import LaunchedRank, own_ranks
 from chaoskit.substrate.undo import ContinueEntry, UndoEntry
 
 
@@ -17,8 +22,9 @@ class Thread(NamedTuple):
     """A thread as the kernel shows it.
 
     Attributes:
-        state: R, S, D, T (stopped) and others. cpu_ticks: CPU time in clock ticks. switches: how often the kernel has
-            switched it off a CPU; constant while it sleeps.
+        state: one letter: R, S, D, T (stopped) and others.
+        cpu_ticks: CPU time in clock ticks.
+        switches: number of context switches; constant while the thread sleeps.
     """
 
     name: str
@@ -28,31 +34,54 @@ class Thread(NamedTuple):
 
 
 class Kernel(Protocol):
-    """The kernel under which the processes of a node run. A process is a pid and its start time in clock ticks."""
+    """The kernel that runs the processes of a node.
+
+    It identifies a process by pid and start time in clock ticks. All methods but
+    :meth:`undo_stop` raise HarnessError if a remote node does not answer.
+    """
 
     def find(self, pid: int) -> Process:
-        """The process that has this pid now."""
+        """Return the process that has this pid now; its ``ticks`` are None if there is none."""
 
     def tree(self, root: Process) -> list[Process]:
-        """A process and what is below it, without what is ending; nothing where it is gone."""
+        """Return a process and its descendants, without those that are ending.
+
+        The list is empty if the process is gone.
+        """
 
     def signal(self, process: Process, signum: int) -> None:
-        """Send a signal. Raises ProcessLookupError where the process is gone."""
+        """Send a signal. Raises ProcessLookupError if the process is gone."""
 
     def is_gone(self, process: Process) -> bool:
-        """Whether it has ended, or is so far into its exit that no code of it runs any more."""
+        """Return whether a process has ended or runs none of its own code any more."""
 
     def is_stopped(self, process: Process) -> bool:
-        """Whether it is stopped by a signal."""
+        """Return whether a process is stopped by a signal; False if it is gone."""
 
     def threads(self, process: Process) -> dict[int, Thread]:
-        """Its threads by tid; none where it is gone."""
+        """Return the threads of a process by thread id; empty if the process is gone."""
+
+    def launched_ranks(self, root: Process) -> dict[Process, LaunchedRank]:
+        """Return the descendants of a process that were started with a rank, and their ranks.
+
+        Processes that inherited the variable of a rank, such as data loaders, are left out, as are
+        those that are ending. It is empty if the process is gone.
+        """
+
+    def exit_status(self, process: Process) -> int | None:
+        """Return the wait status of a process that has ended and was not reaped, else None."""
 
     def tcp_troubles(self, process: Process) -> TcpTroubles:
-        """What TCP has noticed in its network; nothing where it is gone."""
+        """Return the TCP error counters of a process's network namespace.
+
+        They are 0 if the process is gone.
+        """
 
     def undo_stop(self, process: Process) -> Sequence[UndoEntry]:
-        """What continues it if the runner is killed while it is stopped; nothing where that is seen to elsewhere."""
+        """Return undo entries that continue a stopped process if the runner is killed.
+
+        There are none where another component continues it.
+        """
 
 
 class HostKernel:
@@ -64,18 +93,18 @@ class HostKernel:
     def tree(self, root: Process) -> list[Process]:
         if root.ticks is None or linux.start_ticks(root.pid) != root.ticks:
             return []
-        below = linux.descendants(root.pid)
-        return [self.find(pid) for pid in (root.pid, *below) if not linux.is_ending(pid)]
+        descendants = linux.descendants(root.pid)
+        return [self.find(pid) for pid in (root.pid, *descendants) if not linux.is_ending(pid)]
 
     def signal(self, process: Process, signum: int) -> None:
-        is_gone = f"{process.name} (pid {process.pid}) is gone"
+        gone_message = f"{process.name} (pid {process.pid}) is gone"
         try:
             handle = os.pidfd_open(process.pid)
         except ProcessLookupError:
-            raise ProcessLookupError(is_gone) from None
+            raise ProcessLookupError(gone_message) from None
         try:
             if self.is_gone(process):
-                raise ProcessLookupError(is_gone)
+                raise ProcessLookupError(gone_message)
             signal.pidfd_send_signal(handle, signum)
         finally:
             os.close(handle)
@@ -87,13 +116,20 @@ class HostKernel:
         return linux.is_stopped(process.pid, process.ticks)
 
     def threads(self, process: Process) -> dict[int, Thread]:
-        found = {}
+        threads = {}
         for tid, name in linux.threads(process.pid).items():
             state = linux.thread_state(process.pid, tid)
             ticks, switches = linux.cpu_ticks(process.pid, tid), linux.switches(process.pid, tid)
             if state is not None and ticks is not None and switches is not None:
-                found[tid] = Thread(name, state, ticks, switches)
-        return found if linux.start_ticks(process.pid) == process.ticks else {}
+                threads[tid] = Thread(name, state, ticks, switches)
+        return threads if linux.start_ticks(process.pid) == process.ticks else {}
+
+    def launched_ranks(self, root: Process) -> dict[Process, LaunchedRank]:
+        processes = {process.pid: process for process in self.tree(root) if process != root}
+        return {processes[pid]: rank for pid, rank in own_ranks(processes).items()}
+
+    def exit_status(self, process: Process) -> int | None:
+        return linux.ended_by(process.pid, process.ticks)
 
     def tcp_troubles(self, process: Process) -> TcpTroubles:
         return linux.tcp_troubles(process.pid, process.ticks)
@@ -102,16 +138,21 @@ class HostKernel:
         return (ContinueEntry(process.pid, process.ticks),)
 
 
-#: Of the nodes that run beside this process.
+#: The kernel of nodes that run on this host.
 HOST = HostKernel()
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process as it was when it was looked up: ``ticks`` is its start time, which tells it from a later namesake.
+    """A process at the time of its lookup.
+
+    Two objects are equal if they have the same pid, start time and kernel. Methods raise
+    HarnessError if a remote node does not answer.
 
     Attributes:
-        kernel: the one that knows it: pids of different nodes may be equal.
+        ticks: start time in clock ticks, which differs for a later process with the same pid. None
+            if no such process existed.
+        kernel: the kernel that runs it. Processes of different nodes may have equal pids.
     """
 
     pid: int
@@ -120,17 +161,17 @@ class Process:
     kernel: Kernel = field(default=HOST, repr=False)
 
     def signal(self, signum: int) -> None:
-        """Send it a signal. Raises ProcessLookupError where it is gone."""
+        """Send a signal to the process. Raises ProcessLookupError if it is gone."""
         self.kernel.signal(self, signum)
 
     def is_gone(self) -> bool:
-        """Whether it has ended, or is about to."""
+        """Return whether the process has ended, or is about to."""
         return self.kernel.is_gone(self)
 
     def is_stopped(self) -> bool:
-        """Whether it is stopped by a signal."""
+        """Return whether the process is stopped by a signal; False if it is gone."""
         return self.kernel.is_stopped(self)
 
     def threads(self) -> dict[int, Thread]:
-        """Its threads by tid; none where it is gone."""
+        """Return the threads of the process by thread id; empty if it is gone."""
         return self.kernel.threads(self)

@@ -1,4 +1,7 @@
-"""An event of a run, for people that look at the platform on which it runs."""
+"""An event of a run, shown to people on the platform that the run uses.
+
+-> ``kubernetes/events.py`` writes it as an Event of the API server.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ class RunEvent:
     """A fault, a loss or a recovery.
 
     Attributes:
-        t_ns: its time, on the clock of the run.
-        reason: its kind, in one CamelCase word.
-        action: the part of the run's life in which it happened: ``Inject``, ``Detect`` or ``Recover``.
+        t_ns: time of the event, on the clock of the run.
+        reason: kind of the event, in one CamelCase word.
+        action: phase of the run's life that it belongs to: ``Inject``, ``Detect`` or ``Recover``.
         text: a sentence about it, without the name of the run.
-        is_warning: whether something was broken or lost, or is not as it was planned.
+        is_warning: True if something was broken, lost, or differs from the plan.
     """
 
     t_ns: int

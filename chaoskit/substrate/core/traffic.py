@@ -1,4 +1,10 @@
-"""What a fault may do to the traffic of a run, and what that means for each way from one station to another. Pure."""
+"""Changes that a fault makes to the traffic between stations, and the rules that carry them out.
+
+A station is a node or the coordinator, as the network of a run sees it. Pure.
+
+-> ``network/wiring.py`` makes the changes in a network of this machine, and
+``kubernetes/pods/network.py`` in pods. ``faults/network/``: the faults.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +15,20 @@ import msgspec
 
 from chaoskit.substrate.core.actions import Action
 
-#: The kernel draws shares as so many of this number.
+#: Shares of packets are drawn as a random number below this.
 SHARE_OF = 1_000_000
-#: From a station to another one.
+#: One direction of traffic: (source station, target station).
 Way = tuple[str, str]
 
 
 class Block(Action, frozen=True, kw_only=True):
-    """Lose everything that goes these ways, in silence; or, if ``loud``, answer TCP segments with a reset.
+    """Drop packets of these ways silently; if ``loud``, answer TCP segments with a reset instead.
+
+    Packets of other protocols pass if ``loud`` or ``port`` is given.
 
     Attributes:
-        port: only TCP from or to this port; 0 for everything.
-        share: of the packets, drawn for each by the kernel; 1 for all of them.
+        port: only TCP packets from or to this port; 0 for all packets.
+        share: probability that a packet is dropped, drawn for each by the kernel; 1 for all.
     """
 
     ways: tuple[Way, ...]
@@ -30,10 +38,11 @@ class Block(Action, frozen=True, kw_only=True):
 
 
 class Degrade(Action, frozen=True, kw_only=True):
-    """Hold up packets.
+    """Delay packets.
 
     Attributes:
-        delay_ms: what is added to each packet's way. jitter_ms: drawn evenly for each, up to so much more or less.
+        delay_ms: delay that is added to each packet.
+        jitter_ms: the delay of each packet varies evenly by up to this much in both directions.
     """
 
     ways: tuple[Way, ...]
@@ -42,13 +51,18 @@ class Degrade(Action, frozen=True, kw_only=True):
 
 
 class Unplug(Action, frozen=True, kw_only=True):
-    """Take the station's link down; it sees that it has no carrier."""
+    """Take the link of a station down. The station sees that it has no carrier."""
 
     station: str
 
 
 class Narrow(Action, frozen=True, kw_only=True):
-    """Let so many bits a second pass: on these ways each; or from these stations in all, and to them in all."""
+    """Limit the throughput to ``bits_per_s``.
+
+    Attributes:
+        ways: each of these ways has a limit of its own.
+        stations: all traffic from these stations shares a limit, and all traffic to them another.
+    """
 
     bits_per_s: float
     ways: tuple[Way, ...] = ()
@@ -59,13 +73,13 @@ Change = Block | Degrade | Unplug | Narrow
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """How packets of one way are held up. Fields as in :class:`Degrade`."""
+    """Delay of packets of one way. The fields are those of :class:`Degrade`."""
 
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
 
     def __add__(self, other: Profile) -> Profile:
-        """Both, one after the other."""
+        """Return the profile of both delays in sequence: the sums of the fields."""
         return Profile(
             delay_ms=self.delay_ms + other.delay_ms,
             jitter_ms=self.jitter_ms + other.jitter_ms,
@@ -73,36 +87,39 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def profiles(changes: Iterable[Degrade]) -> dict[Way, Profile]:
-    """What all these do together to each way that any of them names."""
-    found: dict[Way, list[Profile]] = {}
+    """Return, for each way that is named in ``changes``, the profile of all changes together."""
+    by_way: dict[Way, list[Profile]] = {}
     for change in changes:
         profile = Profile(delay_ms=change.delay_ms, jitter_ms=change.jitter_ms)
         for way in change.ways:
-            found.setdefault(way, []).append(profile)
-    return {way: reduce(Profile.__add__, several) for way, several in found.items()}
+            by_way.setdefault(way, []).append(profile)
+    return {way: reduce(Profile.__add__, parts) for way, parts in by_way.items()}
 
 
-def between(one: Sequence[str], other: Sequence[str]) -> tuple[Way, ...]:
-    """Both ways between each of the first and each of the others."""
-    there = towards(one, other)
-    return (*there, *((target, source) for source, target in there))
+def between(stations: Sequence[str], others: Sequence[str]) -> tuple[Way, ...]:
+    """Return both ways between each station of the first group and each of the second."""
+    outward = towards(stations, others)
+    return (*outward, *((target, source) for source, target in outward))
 
 
 def towards(sources: Sequence[str], targets: Sequence[str]) -> tuple[Way, ...]:
-    """The ways from each of the first to each of the others."""
+    """Return the ways from each source to each target, except from a station to itself."""
     return tuple((source, target) for source in sources for target in targets if source != target)
 
 
-# -- nftables: rules where a packet comes from a station onto the bridge -------------------------------------------
+# -- nftables: rules where a packet comes from a station onto the bridge ---------------------------
 
 
 def nft_table(
     name: str, change: Block, ports: Mapping[str, str], addresses: Mapping[str, str]
 ) -> str:
-    """A script that adds table ``name`` (family netdev), with a counter in each rule.
+    """Return a script for ``nft -f`` that adds table ``name`` (family netdev).
+
+    Its rules drop or refuse the packets of ``change``, and each rule has a counter.
 
     Args:
-        ports: by station, its link on the bridge. addresses: by station, its IPv4 address.
+        ports: station -> its link on the bridge.
+        addresses: station -> its IPv4 address.
     """
     lines = []
     for source in dict.fromkeys(source for source, _ in change.ways):
@@ -119,7 +136,12 @@ def nft_table(
 
 
 def verdicts(match: str, *, loud: bool, port: int, share: float) -> list[str]:
-    """Rules for packets that ``match``, each with a counter. What they do to them: see :class:`Block`."""
+    """Return nftables rules for packets that ``match``, each with a counter.
+
+    Args:
+        match: nftables expression that selects the packets.
+        loud: as in :class:`Block`, like ``port`` and ``share``.
+    """
     chance = f" numgen random mod {SHARE_OF} < {round(share * SHARE_OF)}" if share < 1 else ""
     if port:
         sides = [f"{match} tcp {side} {port}" for side in ("dport", "sport")]
@@ -132,7 +154,16 @@ def verdicts(match: str, *, loud: bool, port: int, share: float) -> list[str]:
 
 
 def nft_packets(listing: bytes) -> int:
-    """Packets that the counters of a table have seen, from ``nft --json list table``."""
-    entries = msgspec.json.decode(listing)["nftables"]
-    parts = [part for entry in entries if "rule" in entry for part in entry["rule"]["expr"]]
+    """Return the number of packets that all rules of a table have counted together.
+
+    Args:
+        listing: output of ``nft --json list table``.
+    """
+    objects = msgspec.json.decode(listing)["nftables"]
+    parts = [
+        part
+        for rule_object in objects
+        if "rule" in rule_object
+        for part in rule_object["rule"]["expr"]
+    ]
     return sum(part["counter"]["packets"] for part in parts if "counter" in part)

@@ -1,1 +1,1 @@
-"""Disks that fail on purpose: a FUSE file system between a node and one of its directories."""
+"""Disk faults, by a FUSE file system between a node and one of its directories."""

@@ -1,1 +1,1 @@
-"""Substrate ``docker``: every node is a container, with a network of its own."""
+"""Substrate ``docker``: every node and the coordinator are containers on this machine."""

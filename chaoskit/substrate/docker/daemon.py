@@ -1,4 +1,7 @@
-"""Whether this machine has a Docker daemon with containers in which nodes can live, and the SDK's way to it."""
+"""Checks for a Docker daemon whose containers can be nodes, and the connection of the SDK to it.
+
+-> ``registry.py`` refuses the substrate for the reason that is found here.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,24 @@ from typing import Any
 from chaoskit.substrate.limits import capabilities
 from chaoskit.substrate.undo.docker_janitor import call, endpoint
 
-#: Names the image of which nodes are made, unless an option does.
+#: Variable with the name of the nodes' image. An option takes precedence.
 IMAGE_VARIABLE = "CHAOSKIT_DOCKER_IMAGE"
 _ANSWER_S = 60.0
 _OK = 200
 
 
 def connect() -> Any:
-    """A client of the SDK. Raises the SDK's errors."""
+    """Return a client of the SDK for the daemon of this machine, which the caller closes.
+
+    Raises the SDK's errors.
+    """
     import docker
 
     return docker.DockerClient(base_url=f"unix://{endpoint()}", timeout=_ANSWER_S)
 
 
 def unavailable() -> str:
-    """Why nodes cannot live in containers here; "" if they can."""
+    """Return the reason why containers cannot be nodes here, or ""."""
     if importlib.util.find_spec("docker") is None:
         return "the Docker SDK is not installed: pip install 'chaoskit[docker]'"
     if not endpoint():
@@ -38,19 +44,20 @@ def unavailable() -> str:
 
 
 def _unreachable(path: str) -> str:
+    """Return why the daemon at a socket cannot be used; "" if it can."""
     try:
-        status, said = call(path, "GET", "/version")
+        status, text = call(path, "GET", "/version")
         if status != _OK:
-            return f"the Docker daemon at {path} answered with status {status}: {said}"
+            return f"the Docker daemon at {path} answered with status {status}: {text}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.connect(path)
-            peer, _, _ = struct.unpack(
+            peer_pid, _, _ = struct.unpack(
                 "3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             )
     except OSError as error:
         return (
             f"no Docker daemon at {path} ({error.strerror or error}): start one, or set DOCKER_HOST"
         )
-    if peer == 0:
+    if peer_pid == 0:
         return f"the Docker daemon at {path} does not see the same processes: chaoskit itself is in a container"
     return ""

@@ -1,6 +1,9 @@
-"""What containers are made of: an image with chaoskit in it, or this host's own Python through read-only mounts.
+"""Images of containers: one that has chaoskit, or this host's own Python through read-only mounts.
 
-For the second, the image is a skeleton of some directories and links, imported from memory: nothing is downloaded.
+For this host's Python, the image is a skeleton of directories and links. It is imported from
+memory; nothing is downloaded.
+
+-> docker/substrate.py adds the directories of the job and of the run; container.py creates.
 """
 
 from __future__ import annotations
@@ -21,25 +24,33 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.substrate.undo.docker_janitor import labels
 
 _SKELETON = "chaoskit-skeleton"
-#: Not that of containers, which would inherit it: also those that something else makes of the image.
+#: Label of the image. It is not the label of containers, because any container inherits it.
 _IMAGE_LABEL = "chaoskit.image"
 _DIRECTORIES = ("dev", "etc", "proc", "root", "run", "sys", "usr", "var")
 _SHARED_DIRECTORIES = ("tmp", "var/tmp")
-#: In the root of most systems links into /usr; where they are directories, they are mounted.
+#: Links into /usr in the root of most systems. Where they are directories, they are mounted.
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64")
-_SETTINGS = ("passwd", "group", "nsswitch.conf", "ld.so.cache", "localtime")
-_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_VERSION = "from importlib.metadata import version; import chaoskit.substrate.supervisor.server; print(version('chaoskit'))"
+_SYSTEM_FILES = ("passwd", "group", "nsswitch.conf", "ld.so.cache", "localtime")
+_THREAD_VARIABLES = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+)
+_PRINT_VERSION = (
+    "from importlib.metadata import version; "
+    "import chaoskit.substrate.supervisor.server; print(version('chaoskit'))"
+)
 
 
 @dataclass
 class Recipe:
-    """How containers are made.
+    """The properties of containers to be made.
 
     Attributes:
-        image: its name. python: the interpreter in it.
-        environment: of its processes. working_directory: theirs.
-        read_only, writable: directories of the host, seen at the same paths.
+        image: name of the image.
+        python: the interpreter in the image.
+        environment: environment of the processes in the containers.
+        working_directory: working directory of these processes.
+        read_only: directories of the host that are mounted read-only at the same paths.
+        writable: directories of the host that are mounted for writing at the same paths.
     """
 
     image: str
@@ -50,28 +61,39 @@ class Recipe:
     writable: frozenset[Path] = field(default=frozenset())
 
     def with_directories(self, read_only: Iterable[Path], writable: Iterable[Path]) -> Recipe:
-        """The same with further directories; itself, if all of them can be seen already."""
-        may_write = self.writable | {path for path in writable if not _lies_in(path, self.writable)}
-        may_read = self.read_only | {
-            path for path in read_only if not _lies_in(path, self.read_only | may_write)
+        """Return a recipe with further directories, or this one if it has all of them."""
+        all_writable = self.writable | {
+            path for path in writable if not _lies_in(path, self.writable)
         }
-        if (may_write, may_read) == (self.writable, self.read_only):
+        all_read_only = self.read_only | {
+            path for path in read_only if not _lies_in(path, self.read_only | all_writable)
+        }
+        if (all_writable, all_read_only) == (self.writable, self.read_only):
             return self
         return Recipe(
-            self.image, self.python, self.environment, self.working_directory, may_read, may_write
+            self.image,
+            self.python,
+            self.environment,
+            self.working_directory,
+            all_read_only,
+            all_writable,
         )
 
     def mounts(self) -> list[Any]:
-        """For the SDK; directories that lie in another one of the same kind are left out."""
+        """Return the mounts for the SDK.
+
+        Directories within another one of the same kind are left out. A directory of both kinds is
+        mounted for writing.
+        """
         from docker.types import Mount
 
         reading = [path for path in outermost(self.read_only) if path not in self.writable]
-        chosen = [(path, True) for path in reading] + [
+        mounted = [(path, True) for path in reading] + [
             (path, False) for path in outermost(self.writable)
         ]
         return [
             Mount(str(path), str(path), type="bind", read_only=read_only)
-            for path, read_only in chosen
+            for path, read_only in mounted
         ]
 
 
@@ -80,7 +102,7 @@ def _lies_in(path: Path, directories: Iterable[Path]) -> bool:
 
 
 def outermost(paths: Iterable[Path]) -> list[Path]:
-    """Those that lie in none of the others."""
+    """Return the paths that lie in none of the others, sorted and each once."""
     kept: list[Path] = []
     for path in sorted(set(paths)):
         if not _lies_in(path, kept):
@@ -88,25 +110,37 @@ def outermost(paths: Iterable[Path]) -> list[Path]:
     return kept
 
 
-# -- this host's Python -------------------------------------------------------------------------------------------
+# -- this host's Python ----------------------------------------------------------------------------
 
 
 def host_recipe(client: Any) -> Recipe:
-    """Containers that see Python, its packages and chaoskit as they are on this host. Raises the SDK's errors."""
+    """Return a recipe for containers that see this host's Python, its packages and chaoskit.
+
+    The skeleton image is created in the daemon if it is missing. Raises the SDK's errors.
+    """
     directories = frozenset(host_directories())
-    here = Path.cwd()
-    working_directory = str(here) if _lies_in(here, directories) else "/"
-    python = os.path.abspath(sys.executable)  # noqa: PTH100 - not resolved: an environment is known by its link
+    current = Path.cwd()
+    working_directory = str(current) if _lies_in(current, directories) else "/"
+    # not resolved: a virtual environment is found by its link
+    python = os.path.abspath(sys.executable)  # noqa: PTH100
     return Recipe(
-        _skeleton(client), python, {**os.environ, **_THREADS}, working_directory, directories
+        _skeleton(client),
+        python,
+        {**os.environ, **_THREAD_VARIABLES},
+        working_directory,
+        directories,
     )
 
 
 def host_directories() -> list[Path]:
-    """Where this interpreter, its packages and chaoskit lie; and the working directory: jobs may import from there."""
-    sources = [Path(next(iter(chaoskit.__path__))).parent]  # of an editable installation
+    """Return the directories of this interpreter, its packages and chaoskit, and the current one.
+
+    Jobs may import from the current directory. Directories within another one, and those that do
+    not exist, are left out.
+    """
+    sources = [Path(next(iter(chaoskit.__path__))).parent]  # parent of an editable installation
     roots = [Path("/", name) for name in _LINKS if not Path("/", name).is_symlink()]
-    named = [
+    paths = [
         Path("/usr"),
         *roots,
         Path(sys.prefix),
@@ -115,16 +149,16 @@ def host_directories() -> list[Path]:
         Path.cwd(),
         *map(Path, sys.path),
     ]
-    real = [path.resolve() for path in named]
+    resolved = [path.resolve() for path in paths]
     return outermost(
         path
-        for path in (*named, *real)
+        for path in (*paths, *resolved)
         if path.is_absolute() and path.is_dir() and path != Path("/")
     )
 
 
 def _skeleton(client: Any) -> str:
-    """The name of the image, which is made where the daemon does not have it."""
+    """Return the name of the skeleton image. The image is made if the daemon does not have it."""
     from docker.errors import ImageNotFound
 
     data = skeleton_archive()
@@ -140,75 +174,107 @@ def _skeleton(client: Any) -> str:
 
 
 def skeleton_archive() -> bytes:
-    """The image's files as a tar archive; the same bytes every time."""
+    """Return the files of the skeleton image as a tar archive.
+
+    The bytes are the same as long as the links and system files of this host are.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name in _DIRECTORIES:
-            archive.addfile(_entry(name, tarfile.DIRTYPE, 0o755))
+            archive.addfile(_member(name, tarfile.DIRTYPE, 0o755))
         for name in _SHARED_DIRECTORIES:
-            archive.addfile(_entry(name, tarfile.DIRTYPE, 0o1777))
+            archive.addfile(_member(name, tarfile.DIRTYPE, 0o1777))
         for name in _LINKS:
             if (link := Path("/", name)).is_symlink():
-                archive.addfile(_entry(name, tarfile.SYMTYPE, target=os.readlink(link)))
-        for name in _SETTINGS:
+                archive.addfile(_member(name, tarfile.SYMTYPE, target=os.readlink(link)))
+        for name in _SYSTEM_FILES:
             if (path := Path("/etc", name)).is_file():
                 data = path.read_bytes()
                 archive.addfile(
-                    _entry(f"etc/{name}", tarfile.REGTYPE, 0o644, size=len(data)), io.BytesIO(data)
+                    _member(f"etc/{name}", tarfile.REGTYPE, 0o644, size=len(data)), io.BytesIO(data)
                 )
-        archive.addfile(_entry("etc/alternatives", tarfile.DIRTYPE, 0o755))
+        archive.addfile(_member("etc/alternatives", tarfile.DIRTYPE, 0o755))
         for link in sorted(Path("/etc/alternatives").glob("*")):
             if link.is_symlink():
                 archive.addfile(
-                    _entry(
+                    _member(
                         f"etc/alternatives/{link.name}", tarfile.SYMTYPE, target=os.readlink(link)
                     )
                 )
     return buffer.getvalue()
 
 
-def _entry(
+def _member(
     name: str, kind: bytes, mode: int = 0o777, *, target: str = "", size: int = 0
 ) -> tarfile.TarInfo:
-    entry = tarfile.TarInfo(name)
-    entry.type, entry.mode, entry.linkname, entry.size = kind, mode, target, size
-    return entry
+    """Return a member of the tar archive."""
+    member = tarfile.TarInfo(name)
+    member.type, member.mode, member.linkname, member.size = kind, mode, target, size
+    return member
 
 
-# -- an image with chaoskit in it ---------------------------------------------------------------------------------
+# -- an image with chaoskit in it ------------------------------------------------------------------
 
 
 def image_recipe(client: Any, image: str) -> Recipe:
-    """Containers of an image that has Python, torch and chaoskit.
+    """Return a recipe for containers of an image that has Python, torch and chaoskit.
+
+    A container of the image is run to find out.
 
     Raises:
-        BadInput: if it has not, or another version of chaoskit.
+        BadInput: if the daemon does not have the image, or it lacks Python or chaoskit, or has
+            another version of it.
+        HarnessError: if Docker cannot run the image for another reason. Other errors of the SDK are
+            raised as they are.
     """
-    ours = importlib.metadata.version("chaoskit")
-    status, said = _version_in(client, image)
+    version = importlib.metadata.version("chaoskit")
+    status, output = _version_output(client, image)
     if status != 0:
-        last = "".join(said.splitlines()[-1:])
+        last_line = "".join(output.splitlines()[-1:])
         raise BadInput(
-            "docker image", image, f"use one in which `python3 -c 'import chaoskit'` works: {last}"
+            "docker image",
+            image,
+            f"use an image in which `python3 -c 'import chaoskit'` works: {last_line}",
         )
-    if said != ours:
+    if output != version:
         raise BadInput(
-            "docker image", image, f"use one with chaoskit {ours}, as it is here: it has {said}"
+            "docker image",
+            image,
+            f"use an image with chaoskit {version}, the version on this machine: it has {output}",
         )
-    own = client.images.get(image).attrs["Config"]["Env"] or []
-    settings = {name: value for name, value in os.environ.items() if name.startswith("CHAOSKIT_")}
+    image_environment = client.images.get(image).attrs["Config"]["Env"] or []
+    own_variables = {
+        name: value for name, value in os.environ.items() if name.startswith("CHAOSKIT_")
+    }
     return Recipe(
-        image, "python3", {**dict(entry.split("=", 1) for entry in own), **settings, **_THREADS}
+        image,
+        "python3",
+        {
+            **dict(assignment.split("=", 1) for assignment in image_environment),
+            **own_variables,
+            **_THREAD_VARIABLES,
+        },
     )
 
 
-def _version_in(client: Any, image: str) -> tuple[int, str]:
-    """Status and words of Python in the image when it is asked for chaoskit's version."""
+def _version_output(client: Any, image: str) -> tuple[int, str]:
+    """Return exit status and output of Python in the image when it prints chaoskit's version.
+
+    The output is the version if the status is 0, otherwise an error of Python.
+
+    Raises:
+        BadInput: if the daemon does not have the image, or the image has no Python.
+        HarnessError: if Docker cannot run the image for another reason.
+    """
     from docker.errors import APIError, ImageNotFound
 
     try:
         container = client.containers.create(
-            image, ["-c", _VERSION], entrypoint="python3", network_mode="none", labels=labels()
+            image,
+            ["-c", _PRINT_VERSION],
+            entrypoint="python3",
+            network_mode="none",
+            labels=labels(),
         )
     except ImageNotFound:
         raise BadInput(
@@ -220,17 +286,20 @@ def _version_in(client: Any, image: str) -> tuple[int, str]:
             container.logs().decode(errors="replace").strip()
         )
     except APIError as error:
-        if error.is_server_error() and not _is_missing(error):
+        if error.is_server_error() and not _is_program_missing(error):
             raise HarnessError(f"Docker cannot run {image}: {error.explanation}") from error
         raise BadInput(
-            "docker image", image, f"use one with python3 in it: {error.explanation}"
+            "docker image", image, f"use an image with python3: {error.explanation}"
         ) from None
     finally:
         container.remove(force=True)
 
 
-def _is_missing(error: Any) -> bool:
-    """Whether the image does not have the program: then the daemon blames itself, by version."""
+def _is_program_missing(error: Any) -> bool:
+    """Return whether the error means that the image lacks the program.
+
+    Some versions of the daemon report that as a server error.
+    """
     return "executable file not found" in str(error.explanation) or "no such file" in str(
         error.explanation
     )

@@ -1,4 +1,8 @@
-"""The backend of what is done to pods: through the API server, or by their first process."""
+"""The backend of actions on pods, by the API server or by the first process of a pod.
+
+-> kubernetes/pods/pods.py makes the requests, and knows when a pod is over.
+-> faults/kubernetes/pod.py and pending.py have the faults that order these actions.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import time
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.core.actions import Action, Applied
-from chaoskit.substrate.kubernetes.api.requests import EvictionRefused
+from chaoskit.substrate.kubernetes.api.requests import ApiError
 from chaoskit.substrate.kubernetes.pods.actions import (
     POD_ACTIONS,
     ContainerCrash,
@@ -21,7 +25,7 @@ from chaoskit.substrate.supervisor.messages import CrashContainer
 
 
 class PodApi:
-    """Takes the pods of nodes away, has their containers crash, and keeps others from running."""
+    """Backend that deletes, evicts, preempts and crashes the pods of nodes, and blocks new pods."""
 
     actions = POD_ACTIONS
 
@@ -29,8 +33,17 @@ class PodApi:
         self._pods = pods
 
     def apply(self, node: str, action: Action) -> Applied:
+        """Request the end of a node's pod, or block new pods, and return the handle.
+
+        An eviction that a budget forbids raises nothing: its handle never shows an effect.
+
+        Raises:
+            ProcessLookupError: if the pod is gone or going.
+            HarnessError: if the API server refuses the request or does not answer, or a preemption
+                might not end exactly that pod.
+        """
         if isinstance(action, PodHindrance):
-            return self._pods.hinder(action.how)
+            return self._pods.block_pods(action.how)
         pod = self._pods.running(node)
         match action:
             case PodDeletion(grace_s):
@@ -38,33 +51,38 @@ class PodApi:
             case PodEviction(grace_s):
                 try:
                     self._pods.evict(pod, grace_s)
-                except EvictionRefused:
+                except ApiError as error:
+                    if not error.is_budget_refusal:
+                        raise
                     return _Refused()
             case PodPreemption(priority_class):
                 return _Preemption(
                     self._pods, pod, *self._pods.create_preemptor(pod, priority_class)
                 )
             case ContainerCrash() if pod.link is not None:
-                pod.link.tell(CrashContainer())
+                pod.link.notify(CrashContainer())
             case _:
-                raise HarnessError(f"{type(action).__name__} is not done to pods")
+                raise HarnessError(f"{type(action).__name__} is not an action on pods")
         return _Removal(self._pods, pod)
 
     def release(self, node: str | None = None) -> None:
-        """Nothing of this keeps processes from ending."""
+        """Do nothing: no such action keeps processes from ending."""
 
     def close(self) -> None:
-        """Nothing to let go of: no pod is made when a run is over."""
+        """Do nothing: no pod is created once a run is over."""
 
 
 class _Removal:
-    """A pod that was told to go."""
+    """A pod whose end was requested. Its action is shown once the pod is gone.
+
+    A pod that counts as lost because its supervisor was silent never shows it.
+    """
 
     def __init__(self, pods: SessionPods, pod: Pod) -> None:
         self._pods, self._pod = pods, pod
 
     def shown(self) -> int:
-        # of one that fell silent the stream was ended here
+        # this process has closed the stream of a silent pod, which proves nothing
         return int(not self._pod.fell_silent and self._pods.is_over(self._pod))
 
     def lift(self) -> bool:
@@ -72,7 +90,10 @@ class _Removal:
 
 
 class _Preemption(_Removal):
-    """A pod that the scheduler is to take away, for the sake of another one."""
+    """A pod that the scheduler preempts for another one.
+
+    Its action is shown once the pod is gone and the scheduler has reported that.
+    """
 
     def __init__(self, pods: SessionPods, pod: Pod, preemptor: str, uid: str) -> None:
         super().__init__(pods, pod)
@@ -89,7 +110,7 @@ class _Preemption(_Removal):
 
 
 class _Refused:
-    """A pod that the API server did not tell to go: what ends it later is another's doing."""
+    """A pod that a budget protects from eviction. A later end is no effect of this action."""
 
     def shown(self) -> int:
         return 0

@@ -1,4 +1,8 @@
-"""``python -m chaoskit.substrate.kubernetes.ending JSON``: ends a session, for the undo guard of a killed runner."""
+"""``python -m chaoskit.substrate.kubernetes.ending JSON`` ends a session.
+
+The undo guard of a killed runner runs it. It ends with an error if the kubeconfig is that of
+another server by now.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
 from chaoskit.substrate.kubernetes.session import end
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[1])
-    api = KubernetesApi(told["context"], told["namespace"], told["kubeconfig"])
-    if api.server != told["server"]:
-        sys.exit(f"the session is on {told['server']}, and the kubeconfig is of {api.server}")
-    end(api, told["session"])
+    arguments = json.loads(sys.argv[1])
+    api = KubernetesApi(arguments["context"], arguments["namespace"], arguments["kubeconfig"])
+    if api.server != arguments["server"]:
+        sys.exit(f"the session is on {arguments['server']}, but the kubeconfig is for {api.server}")
+    end(api, arguments["session"])

@@ -1,4 +1,9 @@
-"""Events of the Kubernetes API about the Job of a session: ``kubectl describe job`` shows the history of its runs."""
+"""Events of the Kubernetes API about the Job of a session.
+
+``kubectl describe job`` shows the history of its runs.
+
+-> experiment/run/run_events.py: which records of a run become events.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +37,16 @@ def event_manifest(
     unix_ns: int,
     instance: str,
 ) -> Manifest:
-    """Return an Event as it is sent to the server.
+    """Return an Event as the manifest that is sent to the server.
 
     Args:
+        event: the event of a run.
         job: the reference to the Job that the Event is about.
-        note: the words of the Event.
-        unix_ns: its time on the wall clock.
-        instance: the pod, or the machine, of the process that writes it.
+        namespace: namespace of the Event.
+        name: name of the Event.
+        note: text of the Event.
+        unix_ns: time of the event on the wall clock.
+        instance: the pod or the machine of the process that writes the Event.
     """
     at = datetime.fromtimestamp(unix_ns // 1000 / 1e6, UTC)
     second = f"{at:%Y-%m-%dT%H:%M:%SZ}"
@@ -68,22 +76,28 @@ def event_manifest(
 
 
 def note_of(text: str, run: str, test: str) -> str:
-    """Return the words of an Event: a text, shortened where it is too long, with the run and its test."""
-    where = f" [run {run}{f', test {test}' if test else ''}]"
-    room = max(0, _NOTE_LENGTH - len(where.encode()))
+    """Return the text of an Event on one line, with the run and its test at the end.
+
+    The text is shortened if the API server would refuse its length.
+    """
+    source = f" [run {run}{f', test {test}' if test else ''}]"
+    size_limit = max(0, _NOTE_LENGTH - len(source.encode()))
     data = " ".join(text.split()).encode()
-    if len(data) > room:
-        data = data[: max(0, room - len(_SHORTENED))] + _SHORTENED.encode()
-    return (data + where.encode())[:_NOTE_LENGTH].decode(errors="ignore")
+    if len(data) > size_limit:
+        data = data[: max(0, size_limit - len(_SHORTENED))] + _SHORTENED.encode()
+    return (data + source.encode())[:_NOTE_LENGTH].decode(errors="ignore")
 
 
 class EventWriter:
-    """Writes events of runs as Events about the Job of a session. No run waits for it, and none fails by it.
+    """Writes events of runs as Events about the Job of a session.
+
+    No run waits for them or fails because of them.
 
     Args:
         background: makes the requests.
         session: name of the session.
-        tell: shows people a line, once, if the server refuses Events.
+        tell: shows a line to the user if the server refuses an Event. A missing right is shown
+            once.
     """
 
     def __init__(
@@ -94,45 +108,52 @@ class EventWriter:
         tell: Callable[[str], None],
     ) -> None:
         self._api, self._background, self._session, self._tell = api, background, session, tell
-        self._instance = socket.gethostname()  # of a pod its name
+        self._instance = socket.gethostname()  # in a pod, the name of the pod
         self._is_refused = False
-        self._left_out = 0  # requests of which an Event has told that they were left out
+        self._left_out = 0  # left-out requests that an Event has reported
 
     def write(self, event: RunEvent, job: Manifest, run: str, test: str) -> None:
-        """Have an Event written, and return at once.
+        """Queue an Event and return at once. Nothing is queued once the right was refused.
 
         Args:
+            event: the event of a run.
             job: the reference to the Job of the session.
             run: name of the run's directory.
-            test: the test of the run, as pytest names it; "" outside of a test.
+            test: pytest name of the test of the run; "" outside of a test.
         """
         if self._is_refused:
             return
         unix_ns = time.time_ns() - time.monotonic_ns() + event.t_ns
-        name = f"{self._session}.{unix_ns:x}.{secrets.token_hex(2)}"  # kubectl sorts those of one second by name
+        # kubectl sorts Events of the same second by name
+        name = f"{self._session}.{unix_ns:x}.{secrets.token_hex(2)}"
         make = partial(event_manifest, event, job, self._api.namespace, name=name, unix_ns=unix_ns)
         self._background.submit(
-            partial(self._create, make, event.text, run, test), refused=self._note_refusal
+            partial(self._create, make, event.text, run, test), on_refused=self._note_refusal
         )
 
     def _create(self, make: Callable[..., Manifest], text: str, run: str, test: str) -> None:
+        """Create an Event, which also reports left-out requests. This runs in the background.
+
+        Raises ApiError.
+        """
         left_out = self._background.left_out
         if left_out > self._left_out:
             text += f"; {left_out - self._left_out} labels or Events before this one were left out"
         try:
             self._api.create(make(note=note_of(text, run, test), instance=self._instance))
         except ApiError as error:
-            if (
-                error.status != HTTPStatus.CONFLICT
-            ):  # an attempt before this one was carried out, and not answered
+            # a conflict: an earlier attempt was carried out and not answered
+            if error.status != HTTPStatus.CONFLICT:
                 raise
         self._left_out = left_out
 
     def _note_refusal(self, error: ApiError) -> None:
+        """Show the refusal of an Event to the user. Without the right, write no more Events."""
         if error.status not in _LACKS_RIGHT:
-            self._tell(f"an Event was refused: {error}")
+            self._tell(f"the API server refused an Event: {error}")
         elif not self._is_refused:
             self._is_refused = True
             self._tell(
-                f"no Events are written of faults, losses and recoveries (create events is needed): {error}"
+                "faults, losses and recoveries are not written as Events: "
+                f"the right to create events is missing: {error}"
             )

@@ -1,48 +1,56 @@
-"""What an administrator makes once, so that others can run with few rights. No workload, and nothing of the cluster."""
+"""Objects that an administrator creates once so that users can run with few rights.
+
+There is no workload among them, and no object of the whole cluster.
+
+-> cli/machine/cluster.py prints them; kubernetes/api/rights.py has the rights of each role.
+"""
 
 from __future__ import annotations
 
 from chaoskit.substrate.kubernetes.api import rights
 from chaoskit.substrate.kubernetes.pods.manifests import ALLOWED, ALLOWED_VALUE, Manifest
 
-#: The service account of drivers, and the role of people.
+#: The service account of drivers, and the role of users.
 ACCOUNT, USERS = "chaoskit-driver", "chaoskit-user"
-#: The role of people that break machines, too.
+#: The role of users that break machines, too.
 MACHINE_USERS = "chaoskit-machines"
-#: Of all that an administrator makes.
+#: Labels of all objects that an administrator creates.
 LABELS = {"app.kubernetes.io/name": "chaoskit", "app.kubernetes.io/component": "installation"}
 
 
 def installation(namespace: str, security: str) -> list[Manifest]:
-    """A namespace in which runs may take place, the account of drivers, and the role of people.
+    """Return the manifests of a namespace for runs, the account of drivers, and the role of users.
 
     Args:
-        security: the level of Pod Security that the namespace enforces: ``restricted``, ``baseline`` or ``privileged``.
+        namespace: name of the namespace.
+        security: the level of Pod Security that the namespace enforces: ``restricted``,
+            ``baseline`` or ``privileged``.
     """
     labels = LABELS | {ALLOWED: ALLOWED_VALUE, "pod-security.kubernetes.io/enforce": security}
-    within = {"namespace": namespace, "labels": LABELS}
+    metadata = {"namespace": namespace, "labels": LABELS}
     return [
         {
             "apiVersion": "v1",
             "kind": "Namespace",
             "metadata": {"name": namespace, "labels": labels},
         },
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, **within}},
-        role(ACCOUNT, within, rights.DRIVER_RIGHTS + rights.EVENT_RIGHTS),
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, **metadata}},
+        role(ACCOUNT, metadata, rights.DRIVER_RIGHTS + rights.EVENT_RIGHTS),
         {
             "apiVersion": f"{rights.RBAC}/v1",
             "kind": "RoleBinding",
-            "metadata": {"name": ACCOUNT, **within},
+            "metadata": {"name": ACCOUNT, **metadata},
             "roleRef": {"apiGroup": rights.RBAC, "kind": "Role", "name": ACCOUNT},
             "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}],
         },
-        role(USERS, within, rights.CLIENT_RIGHTS + rights.ADVISORY_RIGHTS),
+        role(USERS, metadata, rights.CLIENT_RIGHTS + rights.ADVISORY_RIGHTS),
     ]
 
 
 def machine_rights() -> Manifest:
-    """A role of the cluster for people that break machines; see
-    :mod:`chaoskit.substrate.kubernetes.machines.machines`.
+    """Return the manifest of the cluster's role for users that break machines.
+
+    See :mod:`chaoskit.substrate.kubernetes.machines.machines`.
     """
     return role(MACHINE_USERS, {"labels": LABELS}, rights.MACHINE_RIGHTS, kind="ClusterRole")
 
@@ -50,12 +58,18 @@ def machine_rights() -> Manifest:
 def role(
     name: str, within: Manifest, granted: tuple[rights.Right, ...], kind: str = "Role"
 ) -> Manifest:
-    """A role, whose annotations say what the rights to each resource are for."""
+    """Return the manifest of a role, with annotations that give the reason for its rights.
+
+    Args:
+        within: fields of its metadata, such as the namespace.
+        granted: its rights.
+        kind: ``Role``, or ``ClusterRole`` for a role of the whole cluster.
+    """
     reasons = dict[str, list[str]]()
     for right in granted:
         reasons.setdefault(f"chaoskit.dev/{right.resource.replace('/', '.')}", []).append(right.why)
-    why = {name: "; ".join(whys) for name, whys in reasons.items()}
-    metadata = {"name": name, **within, "annotations": why}
+    annotations = {name: "; ".join(texts) for name, texts in reasons.items()}
+    metadata = {"name": name, **within, "annotations": annotations}
     return {
         "apiVersion": f"{rights.RBAC}/v1",
         "kind": kind,

@@ -1,4 +1,8 @@
-"""The backend of what is done to a cluster from outside: to its machines, and to its API server."""
+"""The backend of faults that are applied to machines and to the API server from outside.
+
+-> kubernetes/machines/machines.py: which machine may be broken; machine_commands.py runs a lever.
+-> faults/kubernetes/machine.py has the faults that order these actions.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.cluster.network import COORDINATOR
 from chaoskit.substrate.core.actions import Action, Applied
-from chaoskit.substrate.core.external_commands import Errands
-from chaoskit.substrate.kubernetes.api.requests import ApiError, EvictionRefused, KubernetesApi
+from chaoskit.substrate.core.external_commands import ExternalCommands
+from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.machines.marks import CORDON, TAINT
 from chaoskit.substrate.kubernetes.pods.actions import (
     MACHINE_ACTIONS,
@@ -27,83 +31,119 @@ from chaoskit.substrate.kubernetes.session import Session
 _ASK_AGAIN_S = 0.2
 
 
-class Outside:
-    """Has errands done.
+class MachineFaults:
+    """Backend of actions that external commands carry out.
 
     Args:
-        own: the machine on which this process runs: it would break the harness itself. "" for none of the cluster's.
-        nodes: of the run. Other pods of the session may be there still, and nothing watches these.
+        session: the session of the run.
+        commands: runner of the external commands.
+        own: machine of this process, which is not broken because the harness would be lost; "" if
+            it is none of the cluster's.
+        nodes: returns the nodes of the run. The session may have other pods, which no check
+            watches.
     """
 
     actions = MACHINE_ACTIONS
 
     def __init__(
-        self, session: Session, errands: Errands, own: str, nodes: Callable[[], Sequence[str]]
+        self,
+        session: Session,
+        commands: ExternalCommands,
+        own: str,
+        nodes: Callable[[], Sequence[str]],
     ) -> None:
-        self._api, self._pods, self._errands, self._own = session.api, session.pods, errands, own
+        self._api, self._pods, self._commands, self._own = session.api, session.pods, commands, own
         self._nodes = nodes
-        self._begun: list[_Outcome] = []
+        self._applied: list[Applied] = []
 
     def apply(self, node: str, action: Action) -> Applied:
-        if isinstance(action, ApiServerStop):
-            made: _Outcome = _StoppedServer(self._errands, action.lever, action.lasts_s, self._api)
-        else:
-            made = self._begin(action, self._pods.running(node).machine)
-        self._begun.append(made)
-        return made
+        """Begin an action on the machine of a node's pod, or on the API server.
 
-    def _begin(self, action: Action, machine: str) -> _Outcome:
+        Return the handle that shows its evidence and undoes it, as :class:`Backend` does. The
+        command runs in the background, so ``shown`` raises the HarnessError of a command that
+        failed or was refused.
+
+        Raises:
+            ProcessLookupError: if the pod is gone or going.
+            HarnessError: if the machine of the pod is unknown, or this process runs on it.
+        """
+        if isinstance(action, ApiServerStop):
+            applied: Applied = _StoppedServer(
+                self._commands, action.lever, action.lasts_s, self._api
+            )
+        else:
+            applied = self._begin(action, self._pods.running(node).machine)
+        self._applied.append(applied)
+        return applied
+
+    def _begin(self, action: Action, machine: str) -> Applied:
+        """Begin an action on a machine, and return its handle.
+
+        Raises HarnessError if the machine is unknown or this process runs on it.
+        """
         if not machine:
-            raise HarnessError("nothing is broken: it is not known on which machine the pod is")
+            raise HarnessError("the fault was not applied: the machine of the pod is unknown")
         if machine == self._own:
-            raise HarnessError(f"{machine} is not broken: what drives this run is there")
+            raise HarnessError(f"{machine} must not be broken: the harness of this run is on it")
         match action:
             case MachineLoss(lever):
                 return _LostMachine(
-                    self._errands, lever, machine, self._pods, (COORDINATOR, *self._nodes())
+                    self._commands, lever, machine, self._pods, (COORDINATOR, *self._nodes())
                 )
             case MachineDrain(grace_s):
-                return _DrainedMachine(self._errands, machine, self._pods, grace_s)
+                return _DrainedMachine(self._commands, machine, self._pods, grace_s)
             case MachineTaint():
-                return _EmptiedMachine(self._errands, TAINT, machine, self._pods)
-        raise HarnessError(f"{type(action).__name__} is not done from outside")
+                return _TaintedMachine(self._commands, machine, self._pods)
+        raise HarnessError(f"{type(action).__name__} is not an action on machines")
 
     def release(self, node: str | None = None) -> None:
-        """Nothing of this keeps processes from ending."""
+        """Do nothing: no such action keeps processes from ending."""
 
     def close(self) -> None:
-        for one in self._begun:
-            one.lift()
-        self._errands.settle()
+        """Undo all actions, and wait until that is done.
+
+        Raises HarnessError that lists the undos that failed.
+        """
+        for applied in self._applied:
+            applied.lift()
+        self._commands.settle()
 
 
-class _Outcome:
-    """An errand that was begun, and what shows that it has taken effect."""
+class _BegunCommand:
+    """A command that was begun, and is undone once.
+
+    Args:
+        name: name of the lever or the mark.
+        machine: machine that it acts on; "" for none.
+        lasts_s: seconds after which it is undone by itself; inf for never.
+    """
 
     def __init__(
-        self, errands: Errands, errand: str, machine: str, lasts_s: float = math.inf
+        self, commands: ExternalCommands, name: str, machine: str, lasts_s: float = math.inf
     ) -> None:
-        self._errands = errands
-        self._number: int | None = errands.begin(errand, machine, lasts_s)
-
-    def shown(self) -> int:
-        raise NotImplementedError
+        self._commands = commands
+        self._number: int | None = commands.begin(name, machine, lasts_s)
 
     def is_done(self) -> bool:
-        return self._number is None or self._errands.is_done(self._number)
+        """Return whether the command was carried out, or its undo was begun.
 
-    def lift(self) -> bool:
-        """Have it put back. Where that fails the run is an error."""
+        Raises HarnessError if the command failed.
+        """
+        return self._number is None or self._commands.is_done(self._number)
+
+    def undo(self) -> None:
+        """Begin the undo. If the undo fails, the run ends with an error."""
         number, self._number = self._number, None
         if number is not None:
-            self._errands.end(number)
-        return True
+            self._commands.end(number)
 
 
-class _LostMachine(_Outcome):
+class _LostMachine:
+    """A machine that a lever takes away. Its pods are silent once that has taken effect."""
+
     def __init__(
         self,
-        errands: Errands,
+        commands: ExternalCommands,
         lever: str,
         machine: str,
         pods: SessionPods,
@@ -112,10 +152,10 @@ class _LostMachine(_Outcome):
         self._there = [pod for pod in pods.on(machine) if pod.station in stations and pod.lives()]
         pods.plan_loss(machine)
         self._machine, self._pods = machine, pods
-        super().__init__(errands, lever, machine)
+        self._command = _BegunCommand(commands, lever, machine)
 
     def shown(self) -> int:
-        if not self.is_done():
+        if not self._command.is_done():
             return 0
         for pod in self._there:
             pod.kernel.is_doubted = True
@@ -125,27 +165,38 @@ class _LostMachine(_Outcome):
         self._pods.expect_back(self._machine)
         for pod in self._there:
             pod.kernel.is_doubted = False
-        return super().lift()
+        self._command.undo()
+        return True
 
 
-class _EmptiedMachine(_Outcome):
-    """A machine that the cluster empties by itself."""
+class _TaintedMachine:
+    """A taint on a machine, because of which the cluster empties it.
 
-    def __init__(self, errands: Errands, mark: str, machine: str, pods: SessionPods) -> None:
+    The constructor begins the command that sets the taint, and announces the loss of the machine's
+    pods. The effect is shown once the taint is set and all pods that were there are over.
+    """
+
+    def __init__(self, commands: ExternalCommands, machine: str, pods: SessionPods) -> None:
         self._there, self._pods = pods.on(machine), pods
-        if mark == TAINT:  # a cordon ends no pod
-            pods.plan_loss(machine)
-        super().__init__(errands, mark, machine)
+        pods.plan_loss(machine)
+        self._command = _BegunCommand(commands, TAINT, machine)
 
     def shown(self) -> int:
-        return int(self.is_done() and all(map(self._pods.is_over, self._there)))
+        return int(self._command.is_done() and all(map(self._pods.is_over, self._there)))
+
+    def lift(self) -> bool:
+        self._command.undo()
+        return True
 
 
-class _DrainedMachine(_EmptiedMachine):
-    """One that is cordoned, and whose pods are evicted then: else they might come back to it."""
+class _DrainedMachine:
+    """A machine that is cordoned first, so that the pods that are evicted then cannot come back."""
 
-    def __init__(self, errands: Errands, machine: str, pods: SessionPods, grace_s: int) -> None:
-        super().__init__(errands, CORDON, machine, pods)
+    def __init__(
+        self, commands: ExternalCommands, machine: str, pods: SessionPods, grace_s: int
+    ) -> None:
+        self._there, self._pods = pods.on(machine), pods
+        self._command = _BegunCommand(commands, CORDON, machine)
         self._alive = [pod for pod in self._there if pod.lives()]
         self._evicting = threading.Thread(
             target=self._evict, args=[grace_s], name="ck-drain", daemon=True
@@ -153,39 +204,54 @@ class _DrainedMachine(_EmptiedMachine):
         self._failure, self._is_refused, self._is_lifted = "", False, threading.Event()
 
     def _evict(self, grace_s: int) -> None:
+        """Evict the pods of the machine until one eviction fails or the action is lifted.
+
+        The refusal of a budget is noted, and the other pods are still evicted.
+        """
         for pod in self._alive:
             if self._is_lifted.is_set():
                 return
             try:
                 self._pods.evict(pod, grace_s)
-            except EvictionRefused:  # what ends the pod later is another's doing
-                self._is_refused = True
             except ApiError as error:
-                self._failure = str(error)
-                return
+                if not error.is_budget_refusal:
+                    self._failure = str(error)
+                    return
+                self._is_refused = True  # a later end of the pod is no effect of this fault
 
     def shown(self) -> int:
-        if self.is_done() and self._evicting.ident is None:
-            self._evicting.start()  # now: pods that are evicted before the cordon may come back there
+        is_cordoned = self._command.is_done()
+        if is_cordoned and self._evicting.ident is None:
+            self._evicting.start()  # only now: pods evicted before the cordon may come back
         if self._failure:
             raise HarnessError(self._failure)
-        return 0 if self._is_refused else super().shown()
+        if self._is_refused:
+            return 0
+        return int(is_cordoned and all(map(self._pods.is_over, self._there)))
 
     def lift(self) -> bool:
         self._is_lifted.set()
         if self._evicting.ident is not None:
             self._evicting.join()
-        return super().lift()
+        self._command.undo()
+        return True
 
 
-class _StoppedServer(_Outcome):
-    def __init__(self, errands: Errands, lever: str, lasts_s: float, api: KubernetesApi) -> None:
+class _StoppedServer:
+    """An API server that a lever stops, probed until it does not answer."""
+
+    def __init__(
+        self, commands: ExternalCommands, lever: str, lasts_s: float, api: KubernetesApi
+    ) -> None:
         self._api, self._is_silent, self._is_over = api, False, threading.Event()
-        super().__init__(errands, lever, "", lasts_s)
+        self._command = _BegunCommand(commands, lever, "", lasts_s)
         threading.Thread(target=self._ask, name="ck-api-probe", daemon=True).start()
 
     def _ask(self) -> None:
-        """Until nothing was answered for a while; a request that is refused at once is one of several then."""
+        """Probe the server until it has not answered for a while.
+
+        Probes that fail at once are repeated during that time.
+        """
         answered_s = time.monotonic()
         while not self._is_silent and not self._is_over.wait(_ASK_AGAIN_S):
             if self._api.answers(SERVER_SILENT_S):
@@ -193,9 +259,10 @@ class _StoppedServer(_Outcome):
             self._is_silent = time.monotonic() > answered_s + SERVER_SILENT_S
 
     def shown(self) -> int:
-        self.is_done()  # raises where it failed
+        self._command.is_done()  # raises HarnessError if the command failed
         return int(self._is_silent)
 
     def lift(self) -> bool:
         self._is_over.set()
-        return super().lift()
+        self._command.undo()
+        return True

@@ -1,4 +1,9 @@
-"""The CronJob of ``chaoskit nightly run`` in a namespace, and its account. Makes nothing of a cluster."""
+"""The CronJob of ``chaoskit nightly run`` in a namespace, and its account.
+
+These functions make no requests to the API server.
+
+-> nightly/places.py: how a night holds the namespace; cli/machine/cluster.py prints the objects.
+"""
 
 from __future__ import annotations
 
@@ -11,34 +16,37 @@ from chaoskit.substrate.kubernetes.options import VARIABLE
 from chaoskit.substrate.kubernetes.pods.manifests import CONTAINER_SECURITY, POD_SECURITY, Manifest
 from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
 
-#: Of all its objects; of a ConfigMap and a Secret, too, whose variables it gets where they are there.
+#: Name of all its objects, and of an optional ConfigMap and Secret with variables for it.
 NIGHTLY = "chaoskit-nightly"
-#: Where its volume is, whatever is in the image.
+#: Path of its volume.
 NIGHTS = "/nights"
-#: Names the Job of a night, in its environment.
+#: Environment variable with the Job of a night.
 NIGHT_JOB = "CHAOSKIT_NIGHT_JOB"
-#: Exit statuses of a night that is over: it is not begun again. One that was killed has another.
+#: Exit statuses of a night that is over and does not start again. A killed one has another status.
 OVER = (
     Verdict.FAILED.exit_code,
     EXIT_BAD_INPUT,
     Verdict.UNKNOWN.exit_code,
     Verdict.ERROR.exit_code,
 )
-_OF_NIGHTS = LABELS | {"app.kubernetes.io/component": "night"}
-_GRACE_S = 180  # what it has broken is put back
-_LATE_S = 600  # so late it may begin
+_NIGHT_LABELS = LABELS | {"app.kubernetes.io/component": "night"}
+_GRACE_S = 180  # time to repair what it has broken
+_LATE_S = 600  # maximum delay of its start
 _DEADLINE_S = 12 * 3600
 _TRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class NightlyJob:
-    """What users choose of it.
+    """The user's settings of the CronJob of nights.
 
     Attributes:
-        image: with Python, torch, chaoskit[kubernetes], and in its working directory the repository with the tests.
-        plan: of the night, below that directory. claim: a PersistentVolumeClaim of the namespace.
-        schedule: five fields of cron, in the time zone ``zone``.
+        image: image with Python, torch and chaoskit[kubernetes]; its working directory is the
+            repository with the tests.
+        plan: plan of the night, below that directory.
+        claim: a PersistentVolumeClaim of the namespace.
+        schedule: five fields of cron.
+        zone: time zone of the schedule.
     """
 
     image: str
@@ -48,8 +56,11 @@ class NightlyJob:
     zone: str = "Etc/UTC"
 
 
-def nightly_job(namespace: str, chosen: NightlyJob) -> list[Manifest]:
-    """The account of nights, with the role of people and the right to their Lease; and the CronJob."""
+def nightly_job(namespace: str, settings: NightlyJob) -> list[Manifest]:
+    """Return the manifests of the account of nights, its roles, and the CronJob.
+
+    The account has the role of users and the right to the Lease of nights.
+    """
     within: Manifest = {"namespace": namespace, "labels": LABELS}
     subjects = [{"kind": "ServiceAccount", "name": NIGHTLY, "namespace": namespace}]
     bindings: list[Manifest] = [
@@ -71,39 +82,43 @@ def nightly_job(namespace: str, chosen: NightlyJob) -> list[Manifest]:
             "kind": "CronJob",
             "metadata": {"name": NIGHTLY, **within},
             "spec": {
-                "schedule": chosen.schedule,
-                "timeZone": chosen.zone,
+                "schedule": settings.schedule,
+                "timeZone": settings.zone,
                 "concurrencyPolicy": "Forbid",
                 "startingDeadlineSeconds": _LATE_S,
-                "jobTemplate": {"metadata": {"labels": _OF_NIGHTS}, "spec": _job(chosen)},
+                "jobTemplate": {"metadata": {"labels": _NIGHT_LABELS}, "spec": _job(settings)},
             },
         },
     ]
 
 
-def _job(chosen: NightlyJob) -> Manifest:
-    """A pod that was killed is followed by another one, which goes on; a night that is over is not begun again."""
-    over = {"containerName": "night", "operator": "In", "values": list(OVER)}
-    moved = [{"type": "DisruptionTarget"}]  # drained or preempted: that is no try
+def _job(settings: NightlyJob) -> Manifest:
+    """Return the spec of the Job of a night.
+
+    A killed pod is followed by another one that goes on. A night that is over does not start again.
+    """
+    over_codes = {"containerName": "night", "operator": "In", "values": list(OVER)}
+    disrupted = [{"type": "DisruptionTarget"}]  # a drained or preempted pod does not count as a try
     return {
         "backoffLimit": _TRIES,
         "activeDeadlineSeconds": _DEADLINE_S,
         "podFailurePolicy": {
             "rules": [
-                {"action": "FailJob", "onExitCodes": over},
-                {"action": "Ignore", "onPodConditions": moved},
+                {"action": "FailJob", "onExitCodes": over_codes},
+                {"action": "Ignore", "onPodConditions": disrupted},
             ]
         },
-        "template": {"metadata": {"labels": _OF_NIGHTS}, "spec": _pod(chosen)},
+        "template": {"metadata": {"labels": _NIGHT_LABELS}, "spec": _pod(settings)},
     }
 
 
-def _pod(chosen: NightlyJob) -> Manifest:
+def _pod(settings: NightlyJob) -> Manifest:
+    """Return the spec of the pod of a night."""
     variables = {
         "HOME": "/tmp",
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
-        f"{VARIABLE}IMAGE": chosen.image,
+        f"{VARIABLE}IMAGE": settings.image,
         f"{VARIABLE}SERVICE_ACCOUNT": ACCOUNT,
         f"{VARIABLE}HARNESS": "pod",
         # the repository belongs to another user than that of the pod
@@ -113,8 +128,8 @@ def _pod(chosen: NightlyJob) -> Manifest:
     }
     container = {
         "name": "night",
-        "image": chosen.image,
-        "command": ["chaoskit", "nightly", "run", chosen.plan],
+        "image": settings.image,
+        "command": ["chaoskit", "nightly", "run", settings.plan],
         "env": [
             *({"name": name, "value": value} for name, value in variables.items()),
             {
@@ -149,7 +164,7 @@ def _pod(chosen: NightlyJob) -> Manifest:
         "securityContext": deepcopy(POD_SECURITY),
         "containers": [container],
         "volumes": [
-            {"name": "nights", "persistentVolumeClaim": {"claimName": chosen.claim}},
+            {"name": "nights", "persistentVolumeClaim": {"claimName": settings.claim}},
             {"name": "tmp", "emptyDir": {}},
         ],
     }

@@ -1,4 +1,7 @@
-"""What users choose of the pods in which their runs take place."""
+"""Options for the pods in which runs take place.
+
+-> kubernetes/examination.py checks the cluster for these options.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,33 @@ import msgspec
 
 from chaoskit.errors import BadInput, closest_name
 
-#: Of a pod that may ask the API server.
+#: Directory of the service account of a pod that may ask the API server.
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-#: Environment variables begin with it, and go on with the name of an option in capitals.
+#: Prefix of environment variables; the name of an option follows in capitals.
 VARIABLE = "CHAOSKIT_KUBERNETES_"
 
 
 def in_a_pod() -> bool:
-    """Whether this process is in a pod that may ask the API server."""
+    """Return whether this process is in a pod that may ask the API server."""
     return Path(SERVICE_ACCOUNT).is_dir()
 
 
 class DrivenSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client has made before it starts a driver. ``directory``: in which that finds it, as files."""
+    """The session that a client has created for a driver.
+
+    Attributes:
+        name: name of the session.
+        directory: directory in which the driver finds files of the session.
+    """
 
     name: str
     directory: str
 
     def read(self, name: str) -> str:
-        """The ``token`` of the session's pods, or the ``owner``: the UID of its Job."""
+        """Return the content of a file: ``token`` of the session's pods, or ``owner``.
+
+        The latter is the UID of the session's Job. Raises OSError if there is no such file.
+        """
         return (Path(self.directory) / name).read_text(encoding="utf-8").strip()
 
 
@@ -45,29 +56,36 @@ def _remedy_of(name: str, options: Iterable[str]) -> str:
 
 
 class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where pods are made, and of what.
+    """Options for the pods of runs, and for the cluster in which they are created.
 
     Attributes:
-        image: with Python, torch and this version of chaoskit; for a driver of chaoskit[kubernetes].
-        python: the command that runs Python in it.
-        template: file with a Pod, or an object with the template of one, such as a Deployment. It is merged over
-            chaoskit's pods: where both set a field, the template wins. "" for none.
-        context: of the kubeconfig; "" for its current one, or the service account of the pod in which chaoskit runs.
-        namespace: in which pods are made; "" for that of the context.
-        harness: where runs are driven from. ``pod``: a pod of its own, the driver. ``here``: this process, which pods
-            must reach. "" for a pod, unless this process is in one.
-        service_account: under which a driver makes pods; "" for one of the session's own, with a role.
-        address: under which pods reach this process, where it drives runs; "" for its address on the way to the API
-            server.
-        startup_s: pods must run within this time.
-        machines: of the cluster that faults may break, separated by commas. Pods of nodes go there; the driver's and
-            the coordinator's rather do not. "" for none.
-        levers: file with commands that break them; see :mod:`chaoskit.substrate.kubernetes.machines.machine_commands`.
-            "" for none.
-        strangers: whether a machine may be broken on which others' pods run.
-        network_faults: whether pods have a helper that may change their network: a container of root's with NET_ADMIN
-            and NET_RAW, which the namespace must let in.
-        own_machine: on which this process runs, where it is in a pod itself; it is not broken. A driver finds it.
+        image: image with Python, torch and this version of chaoskit. For a driver it needs
+            chaoskit[kubernetes].
+        python: the command that runs Python in the image.
+        template: file with a Pod, or an object with the template of one, such as a Deployment. It
+            is merged over chaoskit's pods: where both set a field, the template wins. "" for none.
+        context: context of the kubeconfig; "" for its current one, or the service account of the
+            pod in which chaoskit runs.
+        namespace: namespace in which pods are created; "" for that of the context.
+        harness: place from which runs are driven. ``pod``: a pod of its own, the driver. ``here``:
+            this process, which pods must reach. "" for a pod, unless this process is in one.
+        service_account: account with which a driver creates pods; "" for an account of the
+            session's own, with a role.
+        address: address at which pods reach this process, if it drives runs; "" for its address on
+            the way to the API server.
+        startup_s: seconds within which pods must run, above 0.
+        machines: machines of the cluster that faults may break, separated by commas. Pods of nodes
+            are placed there; those of the driver and the coordinator preferably elsewhere. "" for
+            none.
+        levers: file with commands that break machines; see
+            :mod:`chaoskit.substrate.kubernetes.machines.machine_commands`. "" for none.
+        strangers: ``allow`` if a machine may be broken that runs pods of others.
+        network_faults: ``allow`` if pods have a helper that may change their network: a container
+            of root's with NET_ADMIN and NET_RAW, which the namespace must admit.
+        shared: directory of a volume that the template mounts in every pod, and that all pods may
+            write at once. Commands on several nodes keep their checkpoints there. "" for none.
+        own_machine: machine of this process if it is in a pod itself; it is not broken. A driver
+            finds it.
         session: JSON of :class:`DrivenSession`. A driver finds it; users leave it out.
     """
 
@@ -84,66 +102,78 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     levers: str = ""
     strangers: Literal["refuse", "allow"] = "refuse"
     network_faults: Literal["refuse", "allow"] = "refuse"
+    shared: str = ""
     own_machine: str = ""
     session: str = ""
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> Self:
-        """What ``CHAOSKIT_KUBERNETES_IMAGE`` and its like say.
+        """Return the options that environment variables such as ``CHAOSKIT_KUBERNETES_IMAGE`` set.
 
         Raises:
-            BadInput: if a variable names no option, or its value cannot be one.
+            BadInput: if a variable names no option, or its value is invalid.
         """
-        given = {name: value for name, value in variables.items() if name.startswith(VARIABLE)}
+        settings = {name: text for name, text in variables.items() if name.startswith(VARIABLE)}
         fields = {field.name: field.type for field in msgspec.structs.fields(cls)}
-        told: dict[str, Any] = {}
-        for variable, value in given.items():
+        options: dict[str, Any] = {}
+        for variable, text in settings.items():
             name = variable.removeprefix(VARIABLE).lower()
             if name not in fields:
-                raise BadInput(variable, value, _remedy_of(name, fields))
+                raise BadInput(variable, text, _remedy_of(name, fields))
             try:
-                told[name] = msgspec.convert(value, fields[name], strict=False)
+                options[name] = msgspec.convert(text, fields[name], strict=False)
             except msgspec.ValidationError as error:
-                raise BadInput(variable, value, f"give another value: {error}") from None
-        return cls(**told)
+                raise BadInput(variable, text, f"give another value: {error}") from None
+        return cls(**options)
 
     def for_driver(self, session: str, directory: str) -> dict[str, str]:
-        """Variables that give a driver the same, and the session that it belongs to."""
+        """Return the environment variables that give these options to the driver of a session.
+
+        Options that are of use only to the client are left out.
+
+        Args:
+            session: name of the session.
+            directory: directory in which the driver finds files of the session.
+        """
         driven = msgspec.json.encode(DrivenSession(session, directory)).decode()
-        told = {"image": self.image, "python": self.python, "startup_s": str(self.startup_s)}
-        told |= {"machines": self.machines, "network_faults": self.network_faults}
-        told |= {
+        options = {"image": self.image, "python": self.python, "startup_s": str(self.startup_s)}
+        options |= {"machines": self.machines, "network_faults": self.network_faults}
+        options |= {"shared": self.shared}
+        options |= {
             "harness": "here",
             "session": driven,
             "template": f"{directory}/template" if self.template else "",
         }
-        return {f"{VARIABLE}{name.upper()}": value for name, value in told.items() if value}
+        return {f"{VARIABLE}{name.upper()}": text for name, text in options.items() if text}
 
     @property
     def driven(self) -> DrivenSession | None:
-        """The session of which this process is the driver."""
+        """The session of which this process is the driver, or None."""
         return msgspec.json.decode(self.session, type=DrivenSession) if self.session else None
 
     @property
     def breakable(self) -> tuple[str, ...]:
-        """The machines that faults may break."""
+        """The names of the machines that faults may break."""
         return tuple(name.strip() for name in self.machines.split(",") if name.strip())
 
     @property
     def has_driver(self) -> bool:
-        """Whether runs are driven by a pod of its own."""
+        """True if runs are driven by a pod of their own, and not by this process."""
         return self.harness == "pod" or (not self.harness and not in_a_pod())
 
     def unavailable(self) -> str:
-        """Why no pod can be made with them here; "" if nothing is known against it."""
+        """Return the known reason for which no pod can be created with these options, or ""."""
         if find_spec("kubernetes") is None:
-            return "there is no client: install chaoskit[kubernetes]"
+            return "the Kubernetes client is missing: install chaoskit[kubernetes]"
         if not self.image and not self.template:
             return f"name an image with Python, torch and chaoskit: {VARIABLE}IMAGE=..., or {VARIABLE}TEMPLATE=FILE"
         return ""
 
     def require(self) -> None:
-        """Refuse what no pod can be made with. Raises BadInput."""
+        """Raise BadInput if no pod can be created with these options, or a file is missing.
+
+        The cluster is not asked.
+        """
         if reason := self.unavailable():
             raise BadInput("substrate", "kubernetes", reason)
         if self.template and not Path(self.template).is_file():
@@ -152,7 +182,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             raise BadInput(
                 "levers",
                 self.levers,
-                "name a file with commands that break machines, and what undoes them",
+                "name a file with commands that break machines, and the commands that undo them",
             )
         if not 0 < self.startup_s < math.inf:
             raise BadInput("startup_s", self.startup_s, "use a number of seconds above 0")

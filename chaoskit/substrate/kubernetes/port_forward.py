@@ -1,7 +1,10 @@
-"""``python -m chaoskit.substrate.kubernetes.port_forward JSON``: carries a socket, standard input, to a port of a pod.
+"""``python -m chaoskit.substrate.kubernetes.port_forward JSON`` connects standard input to a pod.
 
-A process of its own, as its stream must be read while the client waits for something else. A port-forward that is cut
-is made again, and the stream goes on where it was.
+Standard input is a socket, which is carried to a port of the pod. A process of its own does that:
+the stream must be read while the client waits for other things. A port-forward that is cut is made
+again, and the stream goes on where it was.
+
+-> substrate/supervisor/resumable_stream.py: how the stream goes on after a cut.
 """
 
 from __future__ import annotations
@@ -19,38 +22,44 @@ from typing import Any
 
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.pods.state import has_ended
-from chaoskit.substrate.supervisor.resumable_stream import cross
+from chaoskit.substrate.supervisor.resumable_stream import run_connecting_side
 from chaoskit.substrate.supervisor.stream import watch
 from chaoskit.wire import frames
 
-_DATA, _ERROR = 0, 1  # channels; on each the number of the port comes first
+_DATA, _ERROR = 0, 1  # channels; the first frame of each is the port
 _NEVER = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _RECEIVE_BYTES = 2**16
-_PING_S = 10.0  # some proxies cut what is silent for a minute
+_PING_S = 10.0  # some proxies cut a connection that is silent for a minute
 
 
 def start(
     api: KubernetesApi, pod: str, port: int, token: str, patience_s: float
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A stream to a port of a pod, and the process that carries it. That ends where no connection is made in time."""
-    ours, theirs = socket.socketpair()
-    told = json.dumps({"pod": pod, "port": port, "patience_s": patience_s, **api.arguments})
-    command = [sys.executable, "-P", "-m", "chaoskit.substrate.kubernetes.port_forward", told]
-    with theirs:
-        process = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)
-    ours.sendall(f"{token}\n".encode())
-    return process, ours
+    """Start a process that carries a stream to a port of a pod. Return the process and the stream.
+
+    The process ends if it makes no connection within ``patience_s`` seconds.
+    """
+    client_end, process_end = socket.socketpair()
+    arguments = json.dumps({"pod": pod, "port": port, "patience_s": patience_s, **api.arguments})
+    command = [sys.executable, "-P", "-m", "chaoskit.substrate.kubernetes.port_forward", arguments]
+    with process_end:
+        process = subprocess.Popen(command, stdin=process_end.fileno(), start_new_session=True)
+    client_end.sendall(f"{token}\n".encode())
+    return process, client_end
 
 
 def main() -> None:
-    """Entry point."""
+    """Carry standard input, a socket, to a pod until the stream ends: the entry point.
+
+    The argument is JSON. The process ends with an error if the stream was given up.
+    """
     from websocket import WebSocketException
 
-    told = json.loads(sys.argv[1])
-    pod, port, patience_s = (told.pop(name) for name in ("pod", "port", "patience_s"))
+    arguments = json.loads(sys.argv[1])
+    pod, port, patience_s = (arguments.pop(name) for name in ("pod", "port", "patience_s"))
     local = socket.socket(fileno=os.dup(0))
     token = _read_line(local)
-    api = KubernetesApi(**told)
+    api = KubernetesApi(**arguments)
 
     def connect() -> socket.socket:
         _require_alive(api, pod)
@@ -60,16 +69,17 @@ def main() -> None:
             raise ConnectionError(str(error)) from None
         except ApiError as error:
             if error.status in _NEVER:
-                raise LookupError(f"you may not: {error}") from None
+                raise LookupError(f"the right to forward ports is missing: {error}") from None
             raise
         frames.introduce(connection, token)
         return connection
 
-    if reason := cross(local, connect, patience_s):
+    if reason := run_connecting_side(local, connect, patience_s):
         sys.exit(f"chaoskit: the stream to {pod} has ended: {reason}")
 
 
 def _read_line(local: socket.socket) -> str:
+    """Return the first line of a socket, and leave the data behind it unread."""
     line = b""
     while not line.endswith(b"\n"):
         line += local.recv(1) or b"\n"
@@ -77,30 +87,30 @@ def _read_line(local: socket.socket) -> str:
 
 
 def _require_alive(api: KubernetesApi, pod: str) -> None:
-    """Raises LookupError if the pod is gone, or has ended."""
+    """Raise LookupError if the pod is gone or has ended, and ApiError if that is unknown."""
     try:
-        found = api.get("Pod", pod)
+        pod_object = api.get("Pod", pod)
     except ApiError as error:
         if error.status == HTTPStatus.NOT_FOUND:
             raise LookupError("the pod is gone") from None
         raise
-    if has_ended(found):
+    if has_ended(pod_object):
         raise LookupError("the pod has ended")
 
 
 def _carried(remote: Any) -> socket.socket:
-    """One end of a socket whose other end a thread carries over a WebSocket, until either ends."""
-    for _ in (_DATA, _ERROR):  # each says its port first
+    """Return a socket whose data a thread carries over a WebSocket until either of them ends."""
+    for _ in (_DATA, _ERROR):  # the first frame of each channel is its port
         remote.recv_data_frame()
     remote.settimeout(None)
     watch(remote.sock)
-    ours, theirs = socket.socketpair()
-    threading.Thread(target=carry, args=[theirs, remote], daemon=True).start()
-    return ours
+    near_end, far_end = socket.socketpair()
+    threading.Thread(target=carry, args=[far_end, remote], daemon=True).start()
+    return near_end
 
 
 def carry(local: socket.socket, remote: Any) -> None:
-    """Carry a socket over a WebSocket, until either of them ends."""
+    """Carry a socket over a WebSocket until either of them ends, and close both then."""
     from websocket import WebSocketException
 
     with contextlib.suppress(WebSocketException, OSError), local:
@@ -125,7 +135,7 @@ def carry(local: socket.socket, remote: Any) -> None:
 
 
 def _frame(remote: Any) -> tuple[int, bytes]:
-    """The next frame: its channel and data. One that is only for the connection, as an answer to a ping, has none."""
+    """Return channel and data of the next frame. Control frames, such as a pong, have no data."""
     from websocket import ABNF
 
     opcode, frame = remote.recv_data_frame(control_frame=True)

@@ -1,4 +1,9 @@
-"""The substrate itself: nodes of runs on the pods of a session."""
+"""The substrate ``kubernetes``: the nodes of runs on the pods of a session.
+
+-> kubernetes/session.py creates and deletes the objects; kubernetes/pods/pods.py creates and
+replaces the pods.
+-> substrate/cluster/node_files.py and supervised.py: how agents and coordinator start in them.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +22,26 @@ import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.journal import Journal
 from chaoskit.process.linux import current_test
+from chaoskit.substrate.cluster.bare import BareCluster
 from chaoskit.substrate.cluster.job_cluster import JobCluster
 from chaoskit.substrate.cluster.network import COORDINATOR, Network
+from chaoskit.substrate.cluster.node_files import RemoteFiles, copied_directories
 from chaoskit.substrate.cluster.nodes import BaseCluster
-from chaoskit.substrate.cluster.remote_nodes import AwaySubstrate
-from chaoskit.substrate.cluster.supervised import node_names
+from chaoskit.substrate.cluster.supervised import SupervisedSubstrate, node_names
 from chaoskit.substrate.core.actions import Action, Backend
+from chaoskit.substrate.core.base import NOTHING, Needs
 from chaoskit.substrate.core.demand import RunDemand
-from chaoskit.substrate.core.external_commands import Errands, ErrandsHere
+from chaoskit.substrate.core.external_commands import ExternalCommands, LocalCommands
 from chaoskit.substrate.core.processes import Process
 from chaoskit.substrate.core.run_event import RunEvent
 from chaoskit.substrate.core.traffic import Change
 from chaoskit.substrate.kubernetes import template
 from chaoskit.substrate.kubernetes.backends import PodApi
-from chaoskit.substrate.kubernetes.machine_faults import Outside
+from chaoskit.substrate.kubernetes.command_cluster import PodCommandCluster
+from chaoskit.substrate.kubernetes.machine_faults import MachineFaults
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pods.actions import ANSWER_S, MACHINE_ACTIONS, POD_ACTIONS
+from chaoskit.substrate.kubernetes.pods.actions import MACHINE_ACTIONS, POD_ACTIONS
 from chaoskit.substrate.kubernetes.pods.manifests import (
     FILES,
     STANDBY,
@@ -42,48 +49,65 @@ from chaoskit.substrate.kubernetes.pods.manifests import (
     world_labels,
 )
 from chaoskit.substrate.kubernetes.pods.network import PodNetwork, why_not_in_pods
-from chaoskit.substrate.kubernetes.pods.placement import AVOID_S
 from chaoskit.substrate.kubernetes.pods.pods import Pod, SessionPods
 from chaoskit.substrate.kubernetes.preflight import FirstRefusal, Preflight, require_possible
+from chaoskit.substrate.kubernetes.run_pods import RunPods
 from chaoskit.substrate.kubernetes.session import Session
 from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
-from chaoskit.substrate.supervisor.remote_node import KernelAway
-from chaoskit.vocabulary import Event
-from chaoskit.wire.coordinator_files import RECORD, CoordinatorAddress, address_file
+from chaoskit.substrate.supervisor.remote_node import (
+    BackendAway,
+    KernelAway,
+    supported_actions,
+    why_not,
+)
+from chaoskit.substrate.supervisor.sources import Source
+from chaoskit.wire.coordinator_files import COORDINATOR_LOG, CoordinatorAddress, address_file
 from chaoskit.wire.injection_line import InjectionDoor
 from chaoskit.wire.messages import NodeLost, Plan
 
-_LOOK_S = 0.25  # a coordinator says something twenty times a second
+_LOOK_S = 0.25  # interval of checks; a coordinator sends 20 messages a second
 _TIDY_S = 5.0
 
 
-class KubernetesSubstrate(AwaySubstrate):
-    """Keeps a pod for the coordinator and one for each node, from run to run.
+class KubernetesSubstrate(SupervisedSubstrate):
+    """A substrate that keeps a pod for the coordinator and for each node from run to run.
 
     Raises:
         BadInput: if the options cannot be used.
     """
 
     name = "kubernetes"
-    files = Path(FILES)
+    #: The numerical results of runs are those of another machine's processor.
+    is_elsewhere = True
+    files: RemoteFiles
 
     def __init__(self, options: KubernetesOptions) -> None:
         options.require()
         super().__init__()
+        self.files = RemoteFiles(Path(FILES), self.link, self.links)
         self._options = options
         self._session: Session | None = None
+        self._packed_copies: dict[str, Source] = {}
         self._preflight = Preflight(
             options, template.read(options.template) if options.template else {}
         )
         self._nodes_refusal = FirstRefusal()
 
     def require(self, demand: RunDemand) -> None:
-        """Refuse a run that cannot take place. A driver leaves that to its client, which has more rights."""
+        """Raise BadInput or HarnessError if a run cannot take place.
+
+        A driver checks nothing: its client has done that, with more rights.
+        """
         if self._options.driven is None:
             session = self._session
             self._preflight.require_run(demand, session.name if session is not None else "")
 
     def warm_up(self) -> None:
+        """Ensure that there is a session with a pod for the coordinator.
+
+        A session that is over is replaced. Raises BadInput or HarnessError if the cluster does not
+        admit one, or the pod does not run.
+        """
         if self._session is not None:
             self._session.pods.find_silent()
             if self._session.is_over():
@@ -96,10 +120,10 @@ class KubernetesSubstrate(AwaySubstrate):
                 self._session = Session(self._options, self.undo, self._tell)
             self._preflight.note_made()
         self._session.pods.settle_in()
-        self._session.pods.stand_ready([COORDINATOR])
+        self._session.pods.ensure_pods([COORDINATOR])
 
     def _tell(self, line: str) -> None:
-        self.tell(line)  # the driver of a session sets it
+        self.tell(line)  # looked up at each call: a driver sets it later
 
     def link(self, station: str) -> SupervisorLink:
         if (link := self._pod(station).link) is None:
@@ -107,6 +131,10 @@ class KubernetesSubstrate(AwaySubstrate):
         return link
 
     def links(self) -> Mapping[str, SupervisorLink]:
+        """Return the links to the existing supervisors, by station.
+
+        A station is ``COORDINATOR``, the name of a node, or that of a standby.
+        """
         session = self._session
         pods = session.pods.all() if session is not None else ()
         return {pod.station: pod.link for pod in pods if pod.link is not None}
@@ -117,20 +145,19 @@ class KubernetesSubstrate(AwaySubstrate):
     def launch(
         self, config: RunConfig, run_directory: Path, *, replacements: int = 0, **options: Any
     ) -> JobCluster:
-        """Start coordinator and agents, in pods that stay.
+        """Start coordinator and agents in pods that stay, and return their cluster.
+
+        Args:
+            replacements: number of pods that stand by, to take the place of lost ones.
+            options: further options of :meth:`chaoskit.substrate.core.base.Substrate.launch`.
 
         Raises:
-            BadInput: if the cluster or the image cannot be used. HarnessError: if pods do not start.
+            BadInput: if the cluster or the image cannot be used.
+            HarnessError: if pods, the coordinator or agents do not start.
         """
         require_possible(RunDemand(config.nodes_max, device=config.device))
-        self.warm_up()
         standbys = [f"{STANDBY}{number}" for number in range(replacements)]
-        self._pods.drop_standbys(beyond=standbys)
-        stations = [*node_names(config.nodes_max), *standbys]
-        with self._nodes_refusal.remembered(len(stations)):
-            self._pods.stand_ready(stations)
-        self._nodes_refusal.note_success()
-        self._pods.forget_taken()
+        self._ensure_stations([*node_names(config.nodes_max), *standbys])
         try:
             return super().launch(config, run_directory, **options)
         except BadInput:
@@ -140,6 +167,19 @@ class KubernetesSubstrate(AwaySubstrate):
             self._pods.require_there([pod for pod in needed if pod is not None])
             raise
 
+    def _ensure_stations(self, stations: Sequence[str]) -> None:
+        """Ensure that there is a session with a pod for each of these stations.
+
+        Standbys that are not among them are dropped. Raises BadInput or HarnessError if a pod
+        cannot be created, or does not run.
+        """
+        self.warm_up()
+        self._pods.drop_standbys(beyond=stations)
+        with self._nodes_refusal.remembered(len(stations)):
+            self._pods.ensure_pods(stations)
+        self._nodes_refusal.note_success()
+        self._pods.forget_disrupted()
+
     def start_agent(
         self,
         network: Network,
@@ -148,134 +188,72 @@ class KubernetesSubstrate(AwaySubstrate):
         run_directory: Path,
         injection: InjectionDoor | None,
     ) -> Process:
-        """Start an agent of a run, in another pod if the node's own is lost."""
+        """Start an agent of a run, in another pod if the node's own is lost.
+
+        Return its process. Raises BadInput or HarnessError if the pod or the agent does not start.
+        """
         if not self._pod(node).lives():
-            self.settle(node, run_directory)
+            self.files.settle(node, run_directory)
             self._pods.replace(node)
         return super().start_agent(network, node, token, run_directory, injection)
 
-    async def is_silent(self, station: str) -> bool:
-        """Whether the stream to a station's supervisor is open, and it does not answer."""
-        link = pod.link if (pod := self._pods.get(station)) is not None else None
-        return (
-            link is not None
-            and link.is_open()
-            and not await link.answers(ANSWER_S)
-            and link.is_open()
-        )
-
-    @contextlib.contextmanager
-    def doubted(self, station: str) -> Iterator[None]:
-        """Ask nothing of the processes of a station, as long as a ``with`` lasts."""
-        pod = self._pods.get(station)
-        before = pod.kernel.is_doubted if pod is not None else False
-        if pod is not None:
-            pod.kernel.is_doubted = True
-        try:
-            yield
-        finally:
-            if pod is not None:
-                pod.kernel.is_doubted = before
-
-    def together(self, node: str, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Those of these nodes whose pods are on the machine of a node's pod."""
-        there = {pod.station for pod in self._pods.on(self._pod(node).machine)}
-        return tuple(one for one in nodes if one in there)
-
-    def examine(self, stations: Iterable[str]) -> None:
-        """Ask the API server why pods go that this run has not told to go. It may not answer."""
-        self._pods.examine_all(stations)
-
-    def note_ends(self, stations: Iterable[str]) -> bool:
-        """Note which pods go. Return whether the reason for which one goes is to be found out."""
-        pods = [pod for pod in map(self._pods.get, stations) if pod is not None]
-        for pod in pods:
-            pod.note_end()
-        return self._pods.has_unproven() or any(pod.is_unexplained() for pod in pods)
-
-    def write_taken(self, run_directory: Path) -> None:
-        """Write down which pods something else took."""
-        for pod in self._pods.take_taken():
-            assert pod.disruption is not None
-            journal = Journal(run_directory / "journal", "substrate", role="substrate")
-            told = {"node": pod.station, "role": pod.role, "pod": pod.place}
-            why = {"cause": pod.disruption.cause, "detail": pod.disruption.detail}
-            journal.write(Event.POD_TAKEN, t_ns=pod.first_sign_ns, **told, **why)
-            journal.close("told")
-
-    def settle_taken(self, stations: Sequence[str], run_directory: Path) -> None:
-        """Write down what is known of pods that something else took, when the run is over."""
-        self.note_ends(stations)
-        self.examine(stations)
-        self._pods.await_tidy(_TIDY_S)
-        self.write_taken(run_directory)
-
-    def await_machines(self, run_directory: Path) -> None:
-        """Wait until it is known whether machines are lost whose pods have ended without a reason. Write that down."""
-        if self._pods.has_unproven():
-            self.tell(
-                f"a pod was lost without a reason: asking for up to {AVOID_S:g} s whether its machine was lost"
-            )
-        while self._pods.has_unproven():
-            self._pods.examine_machines()
-            time.sleep(_LOOK_S)
-        self.write_taken(run_directory)
-
     def why_ended(self) -> str:
-        """Return what has ended the session from outside, if its own process drives it; "" if nothing shows that."""
+        """Return the event that has ended the session from outside, in words, or "".
+
+        It is "" if no such event is proved, or a driver holds the session. A refusal of the API
+        server to give the reason is returned in its place.
+        """
         return (
             "" if self._session is None or self._session.is_driven else self._session.explain_end()
         )
 
-    def note_silent(self, station: str, since_ns: int = 0) -> None:
-        """The supervisor of a station does not answer: its pod is lost. ``since_ns``: when that was asked first."""
-        self._pods.note_silent(self._pod(station), since_ns)
-
-    def standbys(self) -> tuple[str, ...]:
-        """The stations of pods that stand by."""
-        return tuple(pod.station for pod in self._pods.all() if pod.stands_by)
-
     async def ensure_pod(self, node: str, run_directory: Path) -> None:
-        """Have a pod for a node whose own is lost, if it is, while the event loop goes on.
+        """Ensure that a node has a live pod, while the event loop goes on.
 
         Raises:
-            BadInput, HarnessError: if it is told to go and has not gone, or no other one can be made now.
+            BadInput, HarnessError: if its pod is ending and has not ended yet, or no other one can
+                be created now.
         """
         if (pod := self._pods.get(node)) is not None and pod.lives():
             if pod.leaves():
-                raise HarnessError(f"the pod of {node} is told to go, and has not gone yet")
+                raise HarnessError(f"the pod of {node} is being deleted, and has not ended yet")
             return
         if pod is not None:
-            self.settle(node, run_directory)
+            self.files.settle(node, run_directory)
             pod.note_end()
-            pod.hang_up()  # the loop may hear it, and what follows is done elsewhere
+            pod.disconnect()  # before another thread goes on, because the loop may read the stream
         run_over = threading.Event()
         try:
-            await asyncio.to_thread(self._other_pod, node, pod, run_over.is_set)
+            await asyncio.to_thread(self._replace_pod, node, pod, run_over.is_set)
         finally:
             run_over.set()
 
-    def _other_pod(self, node: str, former: Pod | None, is_run_over: Callable[[], bool]) -> None:
+    def _replace_pod(self, node: str, former: Pod | None, is_run_over: Callable[[], bool]) -> None:
+        """Delete the former pod of a node, and give the node another one with the job's directory.
+
+        Raises ApiError, BadInput or HarnessError, also if the run is over meanwhile.
+        """
         if former is not None:
-            self._pods.kill(
-                former, is_run_over
-            )  # no agent is started while anything of the one before may run
-        self._pods.replace(
-            node, is_run_over, self._store_source
-        )  # the directory of a large job takes a while
+            # no agent starts while processes of the former pod may run
+            self._pods.kill(former, is_run_over)
+        # sending a large job takes time, so it is done before the pod is the node's
+        self._pods.replace(node, is_run_over, self.files.store_source)
 
     def label_world(self, plan: Plan, nodes: Sequence[str], run_directory: Path) -> None:
-        """Have the pods of a run's nodes say which ranks of a generation they have, and for which test."""
+        """Queue labels and annotations for the pods of a run's nodes.
+
+        They show the ranks in the generation of ``plan``, and the test of the run.
+        """
         ranks: dict[str, list[int]] = {node: [] for node in nodes}
         for member in plan.members:
             ranks.setdefault(member.node, []).append(member.rank)
         run, test = run_directory.name, self._test()
-        for node, there in ranks.items():
-            annotations = world_annotations(run, test, there, plan.generation)
-            self._pods.label(node, world_labels(run, there, plan.generation), annotations)
+        for node, ranks_there in ranks.items():
+            annotations = world_annotations(run, test, ranks_there, plan.generation)
+            self._pods.label(node, world_labels(run, ranks_there, plan.generation), annotations)
 
     def event_sink(self, run_directory: Path) -> Callable[[RunEvent], None]:
-        """Return what writes events of a run about the Job of the session."""
+        """Return a function that queues events of a run as Events about the Job of the session."""
         run, test = run_directory.name, self._test()
 
         def write(event: RunEvent) -> None:
@@ -285,19 +263,28 @@ class KubernetesSubstrate(AwaySubstrate):
         return write
 
     def _test(self) -> str:
-        """The test of the run, which the client of a driver has named."""
+        """Return the pytest name of the run's test, which the client of a driver names, or ""."""
         return self.test or current_test()
 
+    @property
+    def run_pods(self) -> RunPods:
+        """The pods of the session during a run. The substrate must be warm."""
+        return RunPods(self._pods, self._tell)
+
     def _pod(self, station: str) -> Pod:
-        """The pod of a station. Raises SupervisorGone if it was lost since the run was to begin."""
-        if (pod := self._pods.get(station)) is None:
-            raise SupervisorGone(f"the pod of {station} is gone")
-        return pod
+        """Return the pod of a station. Raises SupervisorGone if it has none any more."""
+        return self.run_pods.pod(station)
+
+    @property
+    def _warm_session(self) -> Session:
+        """The session. :meth:`warm_up` must have been called."""
+        assert self._session is not None, "warmed up"
+        return self._session
 
     @property
     def _pods(self) -> SessionPods:
-        assert self._session is not None, "warmed up"
-        return self._session.pods
+        """The pods of the session. The substrate must be warm."""
+        return self._warm_session.pods
 
     def coordinator_again(
         self,
@@ -307,71 +294,135 @@ class KubernetesSubstrate(AwaySubstrate):
         run_directory: Path,
         nodes: Sequence[str],
     ) -> Process | None:
-        """Start the coordinator in another pod if its own is lost. One without a driver takes the session along."""
-        session = self._session
-        assert session is not None
+        """Start the coordinator in another pod if its own is lost or ending.
+
+        Return its process, or None if no other one is started. That is so if its pod still serves,
+        or the session has no driver and so ends with the coordinator's pod.
+
+        Raises:
+            BadInput, HarnessError: if no other pod starts.
+        """
+        session = self._warm_session
         assert isinstance(network, PodNetwork)
         pod = session.pods.get(COORDINATOR)
         if not session.is_driven or (pod is not None and pod.lives() and not pod.leaves()):
             return None
         if pod is not None:
-            self.settle(COORDINATOR, run_directory)
+            self.files.settle(COORDINATOR, run_directory)
         session.pods.replace(COORDINATOR)
-        self._give_record(run_directory)
+        self._send_log(run_directory)
         network.listen(self.link(COORDINATOR))
         process = self._start_coordinator(
             network, config, token, run_directory, filter(session.pods.is_lost, nodes)
         )
         address = msgspec.json.encode(CoordinatorAddress(network.address, network.store))
         for node in nodes:
-            with contextlib.suppress(
-                SupervisorGone
-            ):  # one that does not hear of it gives up in its time
-                self.link(node).write_unanswered(address_file(self.home(run_directory)), address)
+            # an agent that does not get the address gives up after its own time limit
+            with contextlib.suppress(SupervisorGone):
+                self.link(node).write_unanswered(
+                    address_file(self.files.home(run_directory)), address
+                )
         return process
 
-    def _give_record(self, run_directory: Path) -> None:
-        """Have what has come of the coordinator's record in its pod: it may be less than was decided."""
+    def _send_log(self, run_directory: Path) -> None:
+        """Send the coordinator's log, as far as it was received here, to its new pod.
+
+        The log may lack the last decisions.
+        """
         with contextlib.suppress(FileNotFoundError):
-            record = (run_directory / RECORD).read_bytes()
-            self.prepare(COORDINATOR, run_directory)
-            self.link(COORDINATOR).write(self.home(run_directory) / RECORD, record)
+            log = (run_directory / COORDINATOR_LOG).read_bytes()
+            self.files.prepare(COORDINATOR, run_directory)
+            self.link(COORDINATOR).write(self.files.home(run_directory) / COORDINATOR_LOG, log)
 
     def why_not(self, action: type[Action]) -> str:
         if action in POD_ACTIONS | MACHINE_ACTIONS:
             return ""
+        self.warm_up()
         if issubclass(action, Change):
-            self.warm_up()
             return why_not_in_pods(action, self._pod(COORDINATOR).helper)
-        return super().why_not(action)
+        return why_not(self.link(COORDINATOR), action)
 
     def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
-        assert self._session is not None
         yield PodApi(self._pods)
-        yield Outside(
-            self._session, self._errands_of_run(), self._options.own_machine, lambda: cluster.nodes
+        yield MachineFaults(
+            self._warm_session,
+            self._commands_of_run(),
+            self._options.own_machine,
+            lambda: cluster.nodes,
         )
-        yield from super().backends(cluster)
+        supported = supported_actions(self.link(COORDINATOR))
+        home = self.files.home(cluster.run_directory)
+        yield BackendAway(supported, self.link, cluster.root, home)
 
-    def _errands_of_run(self) -> Errands:
-        """By the client of this driver, or by this process."""
-        if self.errands is not None:
-            return self.errands
-        assert self._session is not None
-        return ErrandsHere(self._session.machines.do)
+    def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
+        """Return a cluster of pods on which commands can be started.
+
+        The directories in ``needs`` are packed now, and copied to each pod when its command starts.
+
+        Raises:
+            BadInput: if the cluster, the image, a directory or the shared volume cannot be used.
+            HarnessError: if pods do not start.
+        """
+        sources = self._command_sources(needs, run_directory.parent)
+        self._ensure_stations([*node_names(nodes)])
+        shared = (
+            Path(self._options.shared)
+            / f"{self._warm_session.name}-{self.files.home(run_directory).name}"
+            if self._options.shared
+            else None
+        )
+        names = node_names(nodes)
+        network = self.network(names, 0)
+        return PodCommandCluster(
+            self, network, names, run_directory, self.files, self.run_pods, sources, shared
+        )
+
+    def _command_sources(self, needs: Needs, runs: Path) -> dict[str, Source]:
+        """Return the packed directories of a command, by their paths on the user's machine.
+
+        A driver packs the copies that its client has sent, and packs them again only if they
+        differ. Raises BadInput if a directory is too large, or cannot be read.
+
+        Args:
+            runs: the directory of the runs, which is not packed.
+        """
+        field = "working_directory"
+        if not self.copies:
+            return {str(path): Source(path, field, runs) for path in copied_directories(needs)}
+        self._packed_copies = {  # a copy is named after its digest, so it never changes
+            copy: self._packed_copies.get(copy) or Source(Path(copy), field)
+            for copy in self.copies.values()
+        }
+        return {path: self._packed_copies[copy] for path, copy in self.copies.items()}
+
+    def environment(self) -> None:
+        """Return None: a command has the variables of its pod."""
+
+    def _commands_of_run(self) -> ExternalCommands:
+        """Return the runner of external commands: the client of this driver, or this process."""
+        if self.external_commands is not None:
+            return self.external_commands
+        return LocalCommands(self._warm_session.machines.do)
 
     def job_cluster(self, *arguments: Any) -> JobCluster:
         return PodCluster(self, *arguments)
 
     def kill(self, node: str) -> None:
-        """Delete the pod of a node with no grace."""
+        """Delete the pod of a node with no grace, and wait until none of its processes runs.
+
+        Raises HarnessError if that fails.
+        """
         self._pods.kill(self._pod(node))
 
     def network(self, nodes: Sequence[str], port: int) -> Network:
         return PodNetwork(self.link(COORDINATOR), port, self._pod)
 
     def close(self) -> None:
-        """End everything in the pods, and delete them."""
+        """End all processes in the pods, and delete all objects of the session.
+
+        If a driver holds the session, only the pods are deleted. Raises ApiError if the server
+        refuses or does not answer.
+        """
         session, self._session = self._session, None
         try:
             if session is not None:
@@ -381,104 +432,115 @@ class KubernetesSubstrate(AwaySubstrate):
 
 
 class PodCluster(JobCluster):
-    """One run's processes, in their pods."""
+    """The processes of a run, in their pods.
+
+    While an event loop runs, it watches for pods that are silent or end by themselves. A silent
+    pod is lost and deleted; an end is explained in the journal.
+    """
 
     _substrate: KubernetesSubstrate
-    _spoke_s = math.inf  # when the coordinator was heard last
-    _doubts: dict[str, asyncio.Task[None]] | None = (
-        None  # by node that is lost, while the event loop hears it
-    )
+    _last_message_s = math.inf  # monotonic time of the coordinator's last message
+    # lost node -> check of its pod, while an event loop runs
+    _lost_pod_checks: dict[str, asyncio.Task[None]] | None = None
 
     def lose(self, node: str) -> None:
-        """Delete the pod of a node: nothing of it is left."""
+        """Delete the pod of a node, and wait until no process of it is left.
+
+        Raises HarnessError if that fails.
+        """
         self._substrate.kill(node)
 
     def observe(self, message: Any) -> None:
-        self._spoke_s = time.monotonic()
+        self._last_message_s = time.monotonic()
         super().observe(message)
         if isinstance(message, Plan):
             self._substrate.label_world(message, self.nodes, self.run_directory)
-        if isinstance(message, NodeLost) and self._doubts is not None:
-            self._doubts[message.node] = asyncio.get_running_loop().create_task(
-                self._doubt(message.node)
+        if isinstance(message, NodeLost) and self._lost_pod_checks is not None:
+            self._lost_pod_checks[message.node] = asyncio.get_running_loop().create_task(
+                self._check_lost_node(message.node)
             )
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
         with super().heard():
-            doubts = self._doubts = {}
+            checks = self._lost_pod_checks = {}
             watches = [
                 asyncio.create_task(watch())
-                for watch in (self._watch_coordinator, self._watch_pods)
+                for watch in (self._watch_coordinator, self._watch_ends)
             ]
             try:
                 yield
             finally:
-                self._doubts = None
-                tasks = (*watches, *doubts.values())
+                self._lost_pod_checks = None
+                tasks = (*watches, *checks.values())
                 for task in tasks:
                     task.cancel()
                 for task in tasks:
                     if task.done() and not task.cancelled():
-                        task.result()  # one that failed has looked at nothing since
+                        task.result()  # raise the error of a failed watch: it has stopped checking
 
-    async def _doubt(self, node: str) -> None:
-        """A node is lost, and its stream may be open still: its agent alone has ended, or its machine is silent."""
+    async def _check_lost_node(self, node: str) -> None:
+        """Note the pod of a lost node as silent if its supervisor does not answer an open stream.
+
+        Otherwise only its agent has ended.
+        """
         asked_ns = time.monotonic_ns()
-        with self._substrate.doubted(node):
-            if await self._substrate.is_silent(node):
-                self._substrate.note_silent(node, asked_ns)
+        with self._substrate.run_pods.doubted(node):
+            if await self._substrate.run_pods.is_silent(node):
+                self._substrate.run_pods.note_silent(node, asked_ns)
 
     async def _watch_coordinator(self) -> None:
-        """Where its machine is lost no connection ends: nothing comes any more."""
+        """Note the coordinator's pod as silent if it does not answer any more.
+
+        The observer's connection is shut down then: if a machine is lost, no connection ends by
+        itself.
+        """
         while True:
             await asyncio.sleep(_LOOK_S)
-            quiet_s = time.monotonic() - self._spoke_s
+            quiet_s = time.monotonic() - self._last_message_s
             if quiet_s > max(
                 _LOOK_S, 2 * self._hello.heartbeat_s
-            ) and await self._substrate.is_silent(COORDINATOR):
-                self._substrate.note_silent(COORDINATOR)
+            ) and await self._substrate.run_pods.is_silent(COORDINATOR):
+                self._substrate.run_pods.note_silent(COORDINATOR)
                 with contextlib.suppress(OSError):
                     self._observer.shutdown(socket.SHUT_RDWR)
 
-    async def _watch_pods(self) -> None:
-        """Find out why pods go that this run has not told to go. The loop waits for no answer of the API server."""
-        examination: asyncio.Task[None] | None = None
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            if self._substrate.note_ends(self._stations()) and (
-                examination is None or examination.done()
-            ):
-                examined = asyncio.to_thread(self._substrate.examine, self._stations())
-                examination = asyncio.create_task(examined)
-            self._substrate.write_taken(self.run_directory)
+    async def _watch_ends(self) -> None:
+        """Write to the journal why pods end that this run does not end."""
+        await self._substrate.run_pods.watch_ends(self._stations, self.run_directory)
 
     def _stations(self) -> tuple[str, ...]:
-        return (COORDINATOR, *self.nodes, *self._substrate.standbys())
+        """Return the coordinator, the nodes of the run, and the standbys."""
+        return (COORDINATOR, *self.nodes, *self._substrate.run_pods.standbys())
 
-    def _how_it_ended(self) -> str:
-        why = self._substrate.why_ended()
-        return super()._how_it_ended() + (f": {why}" if why else "")
+    def _describe_end(self) -> str:
+        reason = self._substrate.why_ended()
+        return super()._describe_end() + (f": {reason}" if reason else "")
 
     def end(self) -> None:
         try:
-            self._substrate.settle_taken(self._stations(), self.run_directory)
+            self._substrate.run_pods.settle_ends(self._stations(), self.run_directory)
         finally:
             super().end()
-        if sys.exception() is None:  # else no verdict waits for an explanation
-            self._substrate.await_machines(self.run_directory)
+        if sys.exception() is None:  # after an error no verdict needs an explanation
+            self._substrate.run_pods.await_machines(self.run_directory)
 
     def together(self, node: str) -> tuple[str, ...]:
-        return self._substrate.together(node, self.nodes)
+        return self._substrate.run_pods.together(node, self.nodes)
 
     async def replace(self, node: str) -> None:
-        """In its pod, if that is there still; else in another one."""
-        if self._doubts is not None and (doubt := self._doubts.get(node)) is not None:
-            await asyncio.shield(doubt)
+        """Start a node in its pod if that is still there, else in another one.
+
+        Raises BadInput or HarnessError if no pod can be created, or the pod does not answer.
+        """
+        if (
+            self._lost_pod_checks is not None
+            and (check := self._lost_pod_checks.get(node)) is not None
+        ):
+            await asyncio.shield(check)
         await self._substrate.ensure_pod(node, self.run_directory)
-        if await self._substrate.is_silent(
-            node
-        ):  # what follows is asked of it, and would wait for its answers
-            self._substrate.note_silent(node)
+        # the requests that follow would wait for its answers
+        if await self._substrate.run_pods.is_silent(node):
+            self._substrate.run_pods.note_silent(node)
             raise HarnessError(f"the pod of {node} does not answer")
         self.restart(node)

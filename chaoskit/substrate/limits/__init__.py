@@ -1,1 +1,1 @@
-"""Limits of nodes by control groups: CPU, memory, processes, writes and the freezer; what this machine can do."""
+"""Limits of nodes by control groups, and the capabilities of this machine."""

@@ -1,4 +1,12 @@
-"""What this machine can do to the network of a run. Each answer was tried, in an unused namespace."""
+"""Capabilities of this machine: the actions on networks, disks and processes that are possible.
+
+Namespaces, rules and queues are tried out in an unused namespace; control groups are looked up.
+Most functions return the reason why an action is impossible, or "". Answers about namespaces,
+packets and disks are kept for the life of this process.
+
+-> The substrates refuse faults for these reasons (``why_not``), and ``registry.py`` refuses whole
+substrates.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,7 @@ from collections.abc import Sequence
 
 from chaoskit.substrate.core import commands
 from chaoskit.substrate.core.actions import CONTROLLERS, Action, BreakDisk
-from chaoskit.substrate.core.extensions import is_brought
+from chaoskit.substrate.core.extensions import has_external_backend
 from chaoskit.substrate.core.traffic import Block, Change, Degrade, Narrow, nft_table
 from chaoskit.substrate.limits import cgroup
 
@@ -20,56 +28,65 @@ _TOOLS = ("unshare", "nsenter")
 _AS_THIS_USER = ("--net",)
 _WITH_MOUNTS = ("--mount",)
 _FUSE = "/dev/fuse"
-#: As the linker knows it.
+#: Name of the FUSE library for the linker.
 FUSE_LIBRARY = "fuse3"
 _IN_A_USER_NAMESPACE = ("--user", "--map-root-user", "--net")
 
 
 @functools.cache
 def isolation() -> tuple[str, ...]:
-    """Options with which ``unshare`` makes a network namespace here; none where it cannot."""
+    """Return the options with which ``unshare`` can create a network namespace here.
+
+    They are empty if it cannot.
+    """
     ways = (_AS_THIS_USER, _IN_A_USER_NAMESPACE)
     return next((options for options in ways if not _refusal(["unshare", *options, "true"])), ())
 
 
 def privileged() -> bool:
-    """Whether this user may make network namespaces without a user namespace around them."""
+    """Return whether this user may create network namespaces without a user namespace."""
     return isolation() == _AS_THIS_USER
 
 
 def namespaces() -> str:
-    """Why this machine cannot give each node a network of its own; "" if it can."""
+    """Return why this machine cannot give each node a network of its own; "" if it can."""
     missing = [tool for tool in _TOOLS if commands.find(tool) is None]
     if missing:
         return f"{' and '.join(missing)} not found: install util-linux"
     if not isolation():
-        return "neither as this user nor in a user namespace may network namespaces be made: run as root"
+        return (
+            "network namespaces cannot be created as this user or in a user namespace: run as root"
+        )
     return ""
 
 
 @functools.cache
 def rules() -> str:
-    """Why packets cannot be dropped or answered; "" if they can."""
-    way, port, address = (("a", "b"),), {"a": "lo", "b": "lo"}, {"b": "10.77.0.2"}
+    """Return why packets cannot be dropped or answered; "" if they can."""
+    way, ports, addresses = (("a", "b"),), {"a": "lo", "b": "lo"}, {"b": "10.77.0.2"}
     changes = (Block(ways=way, share=0.5), Block(ways=way, loud=True))
     script = "".join(
-        nft_table(f"probe{number}", change, port, address) for number, change in enumerate(changes)
+        nft_table(f"probe{number}", change, ports, addresses)
+        for number, change in enumerate(changes)
     )
-    return _inside(["nft", "-f", "-"], "nftables", script)
+    return _refusal_in_namespace(["nft", "-f", "-"], "nftables", script)
 
 
 @functools.cache
 def queues() -> str:
-    """Why packets cannot be handed to a process of ours; "" if they can."""
+    """Return why packets cannot be passed to a process of chaoskit; "" if they can."""
     verdict = ["--jump", "NFQUEUE", "--queue-num", "1", "--queue-bypass"]
-    return _inside(
+    return _refusal_in_namespace(
         ["iptables", "--wait", "--table", "mangle", "--append", "PREROUTING", *verdict], "iptables"
     )
 
 
 @functools.cache
 def disciplines() -> frozenset[str]:
-    """Which queueing disciplines that we use the kernel has: ``htb`` and ``netem``."""
+    """Return which of the queueing disciplines ``htb`` and ``netem`` the kernel has.
+
+    The set is empty if no network namespace can be created to try them in, or that takes too long.
+    """
     if namespaces():
         return frozenset()
     command = ["unshare", *isolation(), sys.executable, "-m", "chaoskit.substrate.network.shaping"]
@@ -80,22 +97,22 @@ def disciplines() -> frozenset[str]:
 
 
 def rates() -> str:
-    """Why the rate of a link cannot be limited; "" if it can."""
+    """Return why the rate of a link cannot be limited; "" if it can."""
     return namespaces() or ("" if "htb" in disciplines() else "the kernel has no HTB (sch_htb)")
 
 
 def delays() -> str:
-    """Why packets cannot be held up; "" if they can."""
+    """Return why packets cannot be delayed; "" if they can."""
     if reason := namespaces():
         return reason
     if "netem" in disciplines() or not (reason := queues()):
         return ""
-    return f"the kernel has no netem (sch_netem), and no other way: {reason}"
+    return f"the kernel has no netem (sch_netem), and packets cannot be queued: {reason}"
 
 
 @functools.cache
 def disks() -> str:
-    """Why no file system can be put before a directory of a node; "" if one can."""
+    """Return why no file system can be mounted over a directory of a node; "" if one can."""
     try:
         os.close(os.open(_FUSE, os.O_RDWR))
     except OSError as error:
@@ -108,7 +125,7 @@ def disks() -> str:
 
 
 def unavailable(kind: type[Change]) -> str:
-    """Why this machine cannot make a change of this kind; "" if it can."""
+    """Return why this machine cannot make a change of this kind; "" if it can."""
     if kind is Block:
         return rules()
     if kind is Degrade:
@@ -117,18 +134,24 @@ def unavailable(kind: type[Change]) -> str:
 
 
 def why_not(action: type[Action]) -> str:
-    """Why this machine cannot do an action of this kind to nodes that it has itself; "" if it can."""
+    """Return why this machine cannot apply an action of this kind to its nodes; "" if it can.
+
+    Raises ImportError or AttributeError as :func:`has_external_backend`, for actions of other
+    distributions.
+    """
     if issubclass(action, Change):
         return unavailable(action)
     if action is BreakDisk:
         return disks()
     if action in CONTROLLERS:
         return cgroup.unavailable(CONTROLLERS[action])
-    return "" if is_brought(action) else f"no backend that is installed here does {action.__name__}"
+    return (
+        "" if has_external_backend(action) else f"no installed backend supports {action.__name__}"
+    )
 
 
-def _inside(command: Sequence[str], package: str, script: str = "") -> str:
-    """Why the command fails in a namespace of its own; "" if it does not."""
+def _refusal_in_namespace(command: Sequence[str], package: str, script: str = "") -> str:
+    """Return why a command of a package fails in a namespace of its own; "" if it succeeds."""
     if reason := namespaces():
         return reason
     path = commands.find(command[0])
@@ -138,11 +161,12 @@ def _inside(command: Sequence[str], package: str, script: str = "") -> str:
 
 
 def _refusal(command: Sequence[str], script: str = "") -> str:
+    """Run a command, and return the first line of its error; "" if it succeeds."""
     try:
-        done = commands.call(command, script)
+        result = commands.call(command, script)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    if done.returncode == 0:
+    if result.returncode == 0:
         return ""
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return said[0] if said else f"{command[0]} ended with status {done.returncode}"
+    lines = result.stderr.decode(errors="replace").strip().splitlines()
+    return lines[0] if lines else f"{command[0]} ended with status {result.returncode}"

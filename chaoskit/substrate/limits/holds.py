@@ -1,4 +1,8 @@
-"""What holds the nodes of one run back: freezers and limits around all processes of a node, by control groups."""
+"""Backends that freeze and limit nodes of one run, or single processes, by control groups.
+
+-> ``limits/cgroup.py``: how a group is made and limited. ``faults/nodes/limits.py``: the faults.
+``docker/holds.py``: the same for containers.
+"""
 
 from __future__ import annotations
 
@@ -26,37 +30,55 @@ from chaoskit.substrate.undo import UndoLog
 
 _GATHER_S = 5.0
 _WINDOW_S = 0.25
-_USED_UP = 0.9  # share of a limit of writes that counts as all of it
+_USED_UP = 0.9  # share of a write limit that counts as saturation
 
 
 class Saturation:
-    """In how many windows of a quarter of a second a group has used up what may pass: a pure state machine.
+    """Counter of the quarter-second windows in which a group has used up its write limit. Pure.
 
-    A window begins with the first byte after the one before it: a job writes now and then.
+    A window begins with the first byte after the previous window, as a job writes only now and
+    then. It counts if at least 90 % of the limit was written in it.
+
+    Args:
+        bytes_per_s: the write limit.
+        written_bytes: bytes that the group has written by ``now_s``, as in :meth:`note`.
+
+    Attributes:
+        windows: number of such windows so far.
     """
 
     def __init__(self, bytes_per_s: float, written_bytes: int, now_s: float) -> None:
         self._bytes_per_s = bytes_per_s
-        self._last = (now_s, written_bytes)
-        self._from: tuple[float, int] | None = None
+        self._last_reading = (now_s, written_bytes)
+        self._window_start: tuple[float, int] | None = None
         self.windows = 0
 
     def note(self, written_bytes: int, now_s: float) -> None:
-        """Take in a reading of what was written so far."""
-        if self._from is None and written_bytes > self._last[1]:
-            self._from = self._last
-        self._last = (now_s, written_bytes)
-        if self._from is None or now_s - self._from[0] < _WINDOW_S:
+        """Process a reading of the bytes written so far.
+
+        A full window may raise ``windows`` by 1.
+        """
+        if self._window_start is None and written_bytes > self._last_reading[1]:
+            self._window_start = self._last_reading
+        self._last_reading = (now_s, written_bytes)
+        if self._window_start is None or now_s - self._window_start[0] < _WINDOW_S:
             return
-        from_s, from_bytes = self._from
+        from_s, from_bytes = self._window_start
         self.windows += written_bytes - from_bytes >= _USED_UP * self._bytes_per_s * (
             now_s - from_s
         )
-        self._from = None
+        self._window_start = None
 
 
 class Hold:
-    """One freeze or limit of a node, until it is lifted."""
+    """A freeze or limit in force on a node.
+
+    Args:
+        count: reads its current count, or its current state, from the kernel.
+        undo: ends the freeze or limit.
+        release: gives the group up, and returns True if nothing is left to undo.
+        is_count: True if ``count`` only grows; False if it is a state, which is 0 after the end.
+    """
 
     def __init__(
         self,
@@ -68,8 +90,8 @@ class Hold:
         is_count: bool,
     ) -> None:
         self._group, self._count, self._undo, self._release = group, count, undo, release
-        self._is_count, self._seen = is_count, 0
-        self._over: bool | None = None  # once let go: whether nothing is left
+        self._is_count, self._last_count = is_count, 0
+        self._is_clean: bool | None = None  # once lifted: True if nothing is left
 
     @property
     def path(self) -> Path:
@@ -77,31 +99,36 @@ class Hold:
         return self._group.path
 
     def shown(self) -> int:
-        if self._over is None:
+        if self._is_clean is None:
             try:
-                self._seen = self._count()
+                self._last_count = self._count()
             except OSError:
-                self._seen = self._seen if self._is_count else 0
-        return self._seen if self._is_count or self._over is None else 0
+                self._last_count = self._last_count if self._is_count else 0
+        return self._last_count if self._is_count or self._is_clean is None else 0
 
     def lift(self) -> bool:
-        """Let the node go; True if nothing is left. What was counted stays known."""
-        if self._over is None:
+        """End the freeze or limit, and return True if nothing is left.
+
+        Its last count stays available; a state is 0 then. A second call returns the same.
+        """
+        if self._is_clean is None:
             self.shown()
             with contextlib.suppress(OSError):  # the group is gone
                 self._undo()
-            self._over = self._release()
-        return self._over
+            self._is_clean = self._release()
+        return self._is_clean
 
 
 class Holds:
-    """The backend that freezes and limits nodes of one run. All processes of a node are in one group for each
-    hierarchy, as version 2 wants it.
+    """Backend that freezes and limits nodes of one run.
+
+    All processes of a node are in one group per hierarchy, as version 2 requires.
 
     Args:
-        processes: of a node that is named, agent first.
-        directory: of the run; the disk below it is the one to which writes are limited.
-        prefer: the version of cgroup to use where both have a controller; as in :func:`find_place`.
+        processes: returns the processes of a node, its agent first.
+        directory: directory of the run; writes to the disk below it can be limited.
+        preferred_version: version of cgroup to use if both have a controller; as in
+            :func:`find_place`.
     """
 
     def __init__(
@@ -110,20 +137,23 @@ class Holds:
         processes: Callable[[str], Sequence[Process]],
         directory: Path,
         *,
-        prefer: int | None = None,
+        preferred_version: int | None = None,
     ) -> None:
         self.actions = frozenset(NODE_CONTROLLERS)
-        self._undo, self._processes, self._directory, self._prefer = (
+        self._undo, self._processes, self._directory, self._preferred_version = (
             undo,
             processes,
             directory,
-            prefer,
+            preferred_version,
         )
         self._groups: dict[str, dict[Path, tuple[Cgroup, list[Hold]]]] = {}
 
     def apply(self, node: str, action: Action) -> Hold:
         controller = NODE_CONTROLLERS[type(action)]
-        with _told(f"apply {type(action).__name__} to", node), self._without_idle_groups(node):
+        with (
+            _refusals_explained(f"apply {type(action).__name__} to", node),
+            self._without_idle_groups(node),
+        ):
             match action:
                 case Freeze():
                     group = self._group(node, controller)
@@ -155,7 +185,10 @@ class Holds:
 
     @contextlib.contextmanager
     def _without_idle_groups(self, node: str) -> Iterator[None]:
-        """Where the kernel refuses something, remove the groups that were made for that; others hold the node still."""
+        """Remove groups that were created for an action that failed.
+
+        Groups with other actions stay.
+        """
         try:
             yield
         except BaseException:
@@ -165,18 +198,23 @@ class Holds:
             raise
 
     def _cap_writes(self, node: str, bytes_per_s: float) -> Hold:
+        """Limit the writes of a node, and return the limit in force.
+
+        Raises HarnessError if the directory of the run is on no disk, such as on tmpfs.
+        """
         device = device_of(self._directory)
         if device is None:
             raise HarnessError(
-                f"{self._directory} lies on no disk that can limit writes: choose another one"
+                f"{self._directory} is on no disk whose writes can be limited: "
+                "use a directory on another disk"
             )
         group = self._group(node, NODE_CONTROLLERS[CapWrites])
         group.limit_writes(device, round(bytes_per_s))
-        seen = Saturation(bytes_per_s, group.written_bytes(device), time.monotonic())
+        saturation = Saturation(bytes_per_s, group.written_bytes(device), time.monotonic())
 
         def windows() -> int:
-            seen.note(group.written_bytes(device), time.monotonic())
-            return seen.windows
+            saturation.note(group.written_bytes(device), time.monotonic())
+            return saturation.windows
 
         return self._hold(node, group, windows, lambda: group.limit_writes(device, None))
 
@@ -191,26 +229,33 @@ class Holds:
         self.release()
 
     def _group(self, node: str, controller: str) -> Cgroup:
-        """A group with all processes of the node: those that it starts meanwhile are born into it."""
+        """Return a group with all processes of the node, which is created if there is none yet.
+
+        Processes that they start meanwhile are born into it.
+
+        Raises:
+            ProcessLookupError: if the node has no process.
+            HarnessError: if a process does not enter the group within 5 s.
+        """
         processes = self._processes(node)
         if not processes:
             raise ProcessLookupError(f"{node} has no process any more")
         agent, groups = processes[0], self._groups.setdefault(node, {})
-        home = home_of(controller, agent.pid, self._prefer)
-        known = groups.get(home) if home else None
+        home = home_of(controller, agent.pid, self._preferred_version)
+        existing = groups.get(home) if home else None
         group = (
-            known[0]
-            if known
-            else Cgroup(controller, agent.pid, agent.ticks, self._undo, self._prefer)
+            existing[0]
+            if existing
+            else Cgroup(controller, agent.pid, agent.ticks, self._undo, self._preferred_version)
         )
         groups.setdefault(group.path, (group, []))
         deadline_s = time.monotonic() + _GATHER_S
-        while strangers := {process.pid for process in processes} - group.pids():
+        while outside := {process.pid for process in processes} - group.pids():
             if time.monotonic() > deadline_s:
                 raise HarnessError(
-                    f"processes {sorted(strangers)} of {node} do not enter {group.path}"
+                    f"processes {sorted(outside)} of {node} do not enter {group.path}"
                 )
-            for pid in strangers:
+            for pid in outside:
                 with contextlib.suppress(ProcessLookupError):  # ended meanwhile
                     group.take(pid)
             processes = self._processes(node)
@@ -225,7 +270,11 @@ class Holds:
         *,
         is_count: bool = True,
     ) -> Hold:
-        """``is_count``: whether it only ever grows; else it says how things are now."""
+        """Register an action in force on a group, and return it.
+
+        Args:
+            is_count: True if ``count`` only grows; False if it shows the current state.
+        """
         groups = self._groups[node]
         _, holds = groups[group.path]
 
@@ -242,7 +291,10 @@ class Holds:
 
 
 class ProcessHolds:
-    """The backend that limits single processes of one run's nodes, each by a control group of its own."""
+    """Backend that limits single processes of nodes, each by a control group of its own.
+
+    Children that a limited process starts later are limited with it.
+    """
 
     actions = frozenset({CapProcessCpu, CapProcessMemory})
 
@@ -251,7 +303,7 @@ class ProcessHolds:
         self._holds: dict[str, list[Hold]] = {}  # by node
 
     def apply(self, node: str, action: Action) -> Hold:
-        with _told(f"apply {type(action).__name__} to a process of", node):
+        with _refusals_explained(f"apply {type(action).__name__} to a process of", node):
             match action:
                 case CapProcessCpu(pid, ticks, share):
                     group = Cgroup("cpu", pid, ticks, self._undo)
@@ -268,6 +320,7 @@ class ProcessHolds:
         raise AssertionError(action)
 
     def _hold(self, node: str, group: Cgroup, count: Callable[[], int]) -> Hold:
+        """Register a limit on a process of a node, and return it."""
         hold = Hold(group, count, lambda: None, group.remove, is_count=True)
         self._holds.setdefault(node, []).append(hold)
         return hold
@@ -283,6 +336,7 @@ class ProcessHolds:
 
 @contextlib.contextmanager
 def _lifted_on_error(hold: Hold) -> Iterator[None]:
+    """Lift a hold if the body of a ``with`` fails."""
     try:
         yield
     except BaseException:
@@ -291,7 +345,12 @@ def _lifted_on_error(hold: Hold) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(act: str, node: str) -> Iterator[None]:
+def _refusals_explained(act: str, node: str) -> Iterator[None]:
+    """Turn OSError of the kernel into HarnessError, but not ProcessLookupError.
+
+    Args:
+        act: words of the message before the node, such as "apply Freeze to".
+    """
     try:
         yield
     except ProcessLookupError:

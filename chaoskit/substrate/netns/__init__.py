@@ -1,1 +1,1 @@
-"""Substrate ``netns``: every node has a network of its own, in a namespace of this machine."""
+"""Substrate ``netns``: every node has its own network, in a namespace of this machine."""

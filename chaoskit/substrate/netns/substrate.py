@@ -1,57 +1,71 @@
-"""Substrate ``netns``: every node has a network of its own, in a namespace; so has the coordinator."""
+"""Substrate ``netns``: every node and the coordinator have networks of their own, in namespaces.
+
+-> ``network/fabric.py``: namespaces, links and the bridge. ``network/wiring.py``: how traffic is
+dropped, delayed or limited. ``netns/switch_process.py``: the process that has the right to do so.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.cluster.network import COORDINATOR, Network
-from chaoskit.substrate.core.actions import Action, Applied, Backend, Counted
+from chaoskit.substrate.cluster.nodes import BaseCluster
+from chaoskit.substrate.cluster.supervised import SupervisedSubstrate
+from chaoskit.substrate.core.actions import Action, Applied, Backend, CountedAction
 from chaoskit.substrate.core.echo import Echoes, EchoProbe, EchoThread
 from chaoskit.substrate.core.namespaces import INSIDE
 from chaoskit.substrate.core.traffic import Block, Change, Unplug, between
 from chaoskit.substrate.limits import capabilities
-from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.substrate.local import LocalSupervisor, enter_mounts, host_backends
 from chaoskit.substrate.netns.switch import (
     Build,
     Close,
     Connect,
     Count,
-    Done,
     Impose,
     Lift,
     Listen,
     Move,
     OpenEcho,
     Switch,
+    SwitchDone,
 )
+from chaoskit.substrate.supervisor.client import SupervisorLink
 
 
-class NetnsSubstrate(LocalSubstrate):
-    """Like ``local``, with a switch process beside the supervisor."""
+class NetnsSubstrate(SupervisedSubstrate):
+    """A substrate with a warm supervisor on this host, and a switch process beside it."""
 
     name = "netns"
 
     def __init__(self) -> None:
         super().__init__()
         self._privileged = capabilities.privileged()
+        self._supervisor = LocalSupervisor(self.undo)
         self._switch: Switch | None = None
 
     def warm_up(self) -> None:
-        """Start the switch and the supervisor."""
+        """Start the switch and the supervisor, unless they run.
+
+        Raises HarnessError if one does not start.
+        """
         if self._switch is None or self._switch.process.poll() is not None:
             self._switch = Switch(self.undo, privileged=self._privileged)
-        super().warm_up()
+        self._supervisor.start(self._prefix())
+
+    def link(self, station: str) -> SupervisorLink:
+        return self._supervisor.link
 
     def why_not(self, action: type[Action]) -> str:
-        """Why an action of this kind cannot be done to nodes from here; "" if it can."""
+        """Return the reason why nodes of this substrate do not support an action; "" if they do."""
         return capabilities.why_not(action)
 
     def _prefix(self) -> list[str]:
-        """The supervisor must be in the user namespace that owns the networks."""
+        """Return the command that enters the user namespace of the networks; empty for root."""
         if self._privileged or self._switch is None:
             return []
         return [
@@ -64,23 +78,34 @@ class NetnsSubstrate(LocalSubstrate):
         assert self._switch is not None
         return NamespaceNetwork(self._switch, nodes, port)
 
+    def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
+        return host_backends(self, cluster, self._enter_mounts)
+
     def _enter_mounts(self, pid: int) -> list[str]:
-        command, *options = super()._enter_mounts(pid)
-        return [*(self._prefix() or [command]), *options]
+        """Return the command that runs another one in the mount namespace of process ``pid``."""
+        return enter_mounts(pid, self._prefix() or ["nsenter"])
 
     def close(self) -> None:
-        """End supervisor and switch, and with them everything that they started."""
+        """End the supervisor, the switch, and everything that they started."""
         if self._switch is not None:
             self._switch.close()
             self._switch = None
+        self._supervisor.close()
         super().close()
 
 
 class NamespaceNetwork:
-    """One run's network, as the launcher sees it. What goes between it and the coordinator is never cut.
+    """The network of a run, as the launcher sees it.
+
+    The launcher's connection begins at the coordinator's station, so no change of the traffic
+    affects it.
 
     Args:
-        lent: a namespace for the coordinator and each node, if there are any already; as descriptors, taken over.
+        lent: descriptors of existing namespaces, the first for the coordinator and one for each
+            node; they are closed here. Empty to make new namespaces.
+
+    Raises:
+        HarnessError: if the network cannot be made, or the port is in use.
     """
 
     interface = INSIDE
@@ -97,8 +122,14 @@ class NamespaceNetwork:
         self.listeners = self._listen(port), self._listen(0)
         self.address, self.store = (listener.getsockname() for listener in self.listeners)
 
-    def lend(self, request: Build | Move, namespaces: Sequence[int]) -> tuple[Done, list[int]]:
-        """Ask the switch for what needs these namespaces. They are closed here."""
+    def lend(
+        self, request: Build | Move, namespaces: Sequence[int]
+    ) -> tuple[SwitchDone, list[int]]:
+        """Send the switch a request that needs these namespaces, and close them here.
+
+        Return its answer and the descriptors that came with it, which the caller must close. Raises
+        HarnessError if the switch refuses.
+        """
         try:
             return self._switch.ask(request, *namespaces)
         finally:
@@ -106,6 +137,10 @@ class NamespaceNetwork:
                 os.close(namespace)
 
     def _listen(self, port: int) -> socket.socket:
+        """Return a listening socket at the coordinator's station.
+
+        Raises HarnessError if the port is in use; 0 stands for a free one.
+        """
         _, (listener,) = self._switch.ask(Listen(self._number, COORDINATOR, port))
         return socket.socket(fileno=listener)
 
@@ -128,7 +163,7 @@ class NamespaceNetwork:
         return socket.socket(fileno=connection)
 
     def isolate(self, name: str) -> Applied | None:
-        if capabilities.rules():  # without rules the cable can be pulled, and nothing counts
+        if capabilities.rules():
             return self.impose(Unplug(station=name))
         return self.impose(
             Block(ways=between([name], [other for other in self._hosts if other != name]))
@@ -137,12 +172,16 @@ class NamespaceNetwork:
     def backends(self) -> Sequence[Backend]:
         return (NetworkChanges(self),)
 
-    def impose(self, change: Change) -> Counted:
-        """Change the traffic, as :mod:`chaoskit.substrate.core.traffic` says it. Raises HarnessError where it
-        cannot.
+    def impose(self, change: Change) -> CountedAction:
+        """Change the traffic as an action of :mod:`chaoskit.substrate.core.traffic` describes.
+
+        Return the handle that counts the affected packets and lifts the change.
+
+        Raises:
+            HarnessError: if the switch cannot make the change.
         """
         number = self._switch.ask(Impose(self._number, change))[0].number
-        return Counted(
+        return CountedAction(
             lambda: self._switch.ask(Count(self._number, number))[0].packets,
             lambda: self._switch.ask(Lift(self._number, number))[0].packets,
         )
@@ -160,8 +199,12 @@ class NamespaceNetwork:
         return EchoThread(self._echoes(source), self.host(target), timeout_s)
 
     def _echoes(self, source: str) -> Echoes:
-        _, (opened,) = self._switch.ask(OpenEcho(self._number, source))
-        return Echoes(socket.socket(fileno=opened))
+        """Return a sender of echoes from a station.
+
+        Raises HarnessError if no socket can be opened there.
+        """
+        _, (descriptor,) = self._switch.ask(OpenEcho(self._number, source))
+        return Echoes(socket.socket(fileno=descriptor))
 
     def close(self) -> None:
         for descriptor in self._namespaces.values():
@@ -170,7 +213,7 @@ class NamespaceNetwork:
 
 
 class NetworkChanges:
-    """The backend that changes what goes between nodes. All of it vanishes with the network."""
+    """Backend of changes to the traffic between nodes. All changes vanish with the network."""
 
     actions = frozenset(get_args(Change))
 
@@ -182,7 +225,7 @@ class NetworkChanges:
         return self._network.impose(action)
 
     def release(self, node: str | None = None) -> None:
-        """No change of a network keeps a process from ending."""
+        """Do nothing: no change of a network keeps a process from ending."""
 
     def close(self) -> None:
-        """The network itself is closed by its run."""
+        """Do nothing: the run closes the network itself."""

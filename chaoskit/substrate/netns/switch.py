@@ -1,4 +1,9 @@
-"""The launcher's end of the switch: the process that makes the networks of runs (``switch_process.py``)."""
+"""The launcher's side of the switch (``switch_process.py``), which makes networks of runs.
+
+A station is a node or the coordinator, as the network of a run sees it.
+
+-> ``netns/substrate.py`` sends the requests. ``network/wiring.py``: how the traffic is changed.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +12,34 @@ import sys
 import msgspec
 
 from chaoskit.substrate.core.traffic import Change
-from chaoskit.substrate.helper_process import Servant
+from chaoskit.substrate.helper_process import HelperProcess
 from chaoskit.substrate.undo import UndoLog
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
-    """Make a network with these stations. May carry a descriptor of a namespace for each, which stays when the network
-    goes; else new ones are made. Answered by the stations' addresses, and a descriptor of each one's namespace."""
+    """Request to make a network with these stations.
+
+    It may carry a descriptor of a namespace for each station, which stays when the network goes;
+    else new namespaces are made. The answer has the addresses of the stations and a descriptor of
+    each namespace.
+    """
 
     stations: tuple[str, ...]
 
 
 class Move(msgspec.Struct, frozen=True, tag=True):
-    """Give a station another namespace: its descriptor comes with this."""
+    """Request to move a station to another namespace. Its descriptor comes with the request."""
 
     network: int
     station: str
 
 
 class Listen(msgspec.Struct, frozen=True, tag=True):
-    """A listening socket at a station. Answered by one descriptor."""
+    """Request for a listening socket at a station. The answer carries its descriptor.
+
+    Attributes:
+        port: 0 for a free one.
+    """
 
     network: int
     station: str
@@ -34,7 +47,7 @@ class Listen(msgspec.Struct, frozen=True, tag=True):
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
-    """A connection from a station to an address. Answered by one descriptor."""
+    """Request for a connection from a station to an address. The answer carries its descriptor."""
 
     network: int
     station: str
@@ -42,41 +55,49 @@ class Connect(msgspec.Struct, frozen=True, tag=True):
 
 
 class Impose(msgspec.Struct, frozen=True, tag=True):
-    """Change the traffic of a network. Answered by the number of the change."""
+    """Request to change the traffic of a network. The answer has the number of the change."""
 
     network: int
     change: Change
 
 
 class Lift(msgspec.Struct, frozen=True, tag=True):
-    """Undo a change. Answered by how many packets it has met."""
+    """Request to undo a change. The answer has the number of packets that it has affected."""
 
     network: int
     number: int
 
 
 class Count(msgspec.Struct, frozen=True, tag=True):
-    """Answered by how many packets a change has met so far."""
+    """Request for the number of packets that a change has affected so far."""
 
     network: int
     number: int
 
 
 class OpenEcho(msgspec.Struct, frozen=True, tag=True):
-    """A socket for echoes from a station. Answered by one descriptor."""
+    """Request for a socket for echoes from a station. The answer carries its descriptor."""
 
     network: int
     station: str
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
-    """Let go of a network."""
+    """Request to remove a network, with all changes to its traffic."""
 
     network: int
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """What became of a request. ``error``: why it failed, or ""."""
+class SwitchDone(msgspec.Struct, frozen=True, tag=True):
+    """Answer to a request. Fields that the request does not ask for have their defaults.
+
+    Attributes:
+        network: number of a new network.
+        number: number of a new change.
+        packets: number of packets that a change has affected.
+        addresses: IPv4 addresses of the stations of a new network, in their order.
+        error: why the request failed; "" if it did not.
+    """
 
     network: int = 0
     number: int = 0
@@ -87,20 +108,21 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 Request = Build | Move | Listen | Connect | Impose | Lift | Count | OpenEcho | Close
 
-_answers = msgspec.json.Decoder(Done)
+_answers = msgspec.json.Decoder(SwitchDone)
 
 
-class Switch(Servant[Done]):
-    """Starts the process, and asks it.
+class Switch(HelperProcess[SwitchDone]):
+    """The launcher's end of the switch process. The constructor starts the process.
 
     Args:
-        undo: gets the entry that ends the process if the launcher cannot.
-        privileged: whether this user may make namespaces; else the process makes a user namespace first.
+        undo: log for the entry that ends the process if the launcher cannot.
+        privileged: True if this user may make namespaces; else the process makes a user namespace
+            first.
     """
 
     def __init__(self, undo: UndoLog, *, privileged: bool) -> None:
         command = [sys.executable, "-m", "chaoskit.substrate.netns.switch_process"]
         if not privileged:
-            # with a network of its own: into the one that it came from, nothing lets it back
+            # --net as well: a process cannot return to the network namespace that it came from
             command = ["unshare", "--user", "--map-root-user", "--net", *command]
         super().__init__("the switch process", command, _answers, undo)

@@ -1,1 +1,1 @@
-"""Networks of runs on this machine: namespaces, bridges, and rules that drop, delay or shape packets."""
+"""Networks of runs on this machine: namespaces, bridges, and rules that act on packets."""

@@ -1,6 +1,10 @@
-"""The network of one run: a namespace for each node, a veth pair from it to a bridge, and the bridge in one of its own.
+"""The network of one run: a namespace and a veth pair for each node, and a bridge.
 
-The bridge must not lie in the namespace of the host: a Docker daemon there makes the kernel drop what it forwards.
+The bridge has a namespace of its own. It must not lie in that of the host: a Docker daemon there
+makes the kernel drop forwarded packets.
+
+-> ``network/wiring.py``: how traffic on it is changed. ``netns/switch_process.py``: the process
+that keeps it.
 """
 
 from __future__ import annotations
@@ -22,10 +26,12 @@ _LOOPBACK_INDEX = 1
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """One node's place in the network.
+    """The place of a node or the coordinator in the network.
 
     Attributes:
-        namespace: descriptor. address: IPv4, inside of it. port: its link on the bridge.
+        namespace: descriptor of the network namespace.
+        address: IPv4 address inside the namespace.
+        port: name of the link on the bridge that leads to it.
     """
 
     name: str
@@ -35,27 +41,39 @@ class Station:
 
 
 class Fabric:
-    """Made whole, or not at all; gone with its descriptors, and the processes that are in its namespaces.
+    """Network of a run.
+
+    It is created as a whole, and vanishes with its descriptors and the processes inside.
 
     Args:
-        lent: a namespace for each station, as descriptors that are taken over; it stays when the network goes. Without
-            these each station gets a new one.
+        lent_namespaces: descriptors of an existing namespace for each station. They are closed
+            later, and the namespaces stay. Without these each station gets a new namespace.
+
+    Attributes:
+        stations: the stations by name.
+        has_lent_namespaces: True if the namespaces of the stations are lent.
+        namespace: descriptor of the bridge's namespace; -1 once closed.
 
     Raises:
-        OSError: if the kernel refuses. HarnessError: if there are more stations than addresses.
+        OSError, NetlinkError: if the kernel refuses.
+        HarnessError: if there are more stations than addresses.
     """
 
-    def __init__(self, names: Sequence[str], lent: Sequence[int] = ()) -> None:
+    def __init__(self, names: Sequence[str], lent_namespaces: Sequence[int] = ()) -> None:
         if len(names) > STATIONS_MAX:
-            raise HarnessError(f"{len(names)} stations; a network has room for {STATIONS_MAX}")
+            raise HarnessError(
+                f"a network has room for {STATIONS_MAX} stations, not for {len(names)}"
+            )
         self.stations: dict[str, Station] = {}
-        self.lent = bool(lent)
+        self.has_lent_namespaces = bool(lent_namespaces)
         self.namespace = namespaces.create()
         try:
             with namespaces.entered(self.namespace), IPRoute() as links:
                 bridge = self._add_bridge(links)
                 for number, name in enumerate(names, 1):
-                    namespace = lent[number - 1] if lent else namespaces.create()
+                    namespace = (
+                        lent_namespaces[number - 1] if lent_namespaces else namespaces.create()
+                    )
                     self._add_station(
                         links,
                         bridge,
@@ -66,6 +84,7 @@ class Fabric:
             raise
 
     def _add_bridge(self, links: IPRoute) -> int:
+        """Create the bridge, and return its index."""
         links.link("set", index=_LOOPBACK_INDEX, state="up")
         links.link("add", ifname=_BRIDGE, kind="bridge")
         (bridge,) = links.link_lookup(ifname=_BRIDGE)
@@ -73,7 +92,8 @@ class Fabric:
         return int(bridge)
 
     def _add_station(self, links: IPRoute, bridge: int, station: Station) -> None:
-        self.stations[station.name] = station  # from now on it is closed with the others
+        """Connect a station to the bridge by a pair of links, and configure its end."""
+        self.stations[station.name] = station  # registered first, so that close() includes it
         links.link(
             "add",
             ifname=station.port,
@@ -85,7 +105,11 @@ class Fabric:
         _bring_up(station)
 
     def move(self, name: str, namespace: int) -> None:
-        """Give a station another namespace, and take over its descriptor: the link goes there. Raises OSError."""
+        """Move a station's link to another namespace. The given descriptor is closed later.
+
+        Its address and its link on the bridge stay the same. Raises OSError or NetlinkError if the
+        kernel refuses.
+        """
         old = self.stations[name]
         self.stations[name] = station = replace(old, namespace=namespace)
         with namespaces.entered(old.namespace), IPRoute() as inside:
@@ -95,12 +119,12 @@ class Fabric:
         _bring_up(station)
 
     def close(self) -> None:
-        """Let go of the namespaces. Those that were lent are as they were before."""
-        if self.lent and self.namespace >= 0:
+        """Close the descriptors of the namespaces. Links in lent namespaces are removed first."""
+        if self.has_lent_namespaces and self.namespace >= 0:
             with namespaces.entered(self.namespace), IPRoute() as links:
                 for station in self.stations.values():
                     for port in links.link_lookup(ifname=station.port):
-                        links.link("del", index=port)  # and its other end
+                        links.link("del", index=port)  # removes the other end, too
         for station in self.stations.values():
             os.close(station.namespace)
         self.stations.clear()
@@ -110,7 +134,7 @@ class Fabric:
 
 
 def _bring_up(station: Station) -> None:
-    """The station's end of its link."""
+    """Configure the station's end of its link."""
     with namespaces.entered(station.namespace), IPRoute() as inside:
         (ethernet,) = inside.link_lookup(ifname=INSIDE)
         inside.addr("add", index=ethernet, address=station.address, prefixlen=24)

@@ -1,7 +1,11 @@
-"""Holds up packets without netem: the kernel hands each one's number to us (NFQUEUE), and waits for a verdict.
+"""Delay of packets without netem: the kernel reports each packet (NFQUEUE) and waits for a verdict.
 
-Queues stand where packets are received: a sender stops sending when its own queue is held up (TCP's small-queue limit).
-Speaks nfnetlink_queue's protocol on a plain netlink socket: linux/netfilter/nfnetlink_queue.h.
+Queues are at the receiving side: a sender stops when its own queue is delayed (TCP's small-queue
+limit). The module implements nfnetlink_queue's protocol on a plain netlink socket:
+linux/netfilter/nfnetlink_queue.h.
+
+-> ``network/wiring.py`` and ``network/packets.py`` add the rules that put packets into these
+queues. ``network/shaping.py``: delays by netem, where the kernel has it.
 """
 
 from __future__ import annotations
@@ -39,10 +43,10 @@ _ATTRIBUTE = struct.Struct("=HH")
 
 
 class PacketQueues:
-    """The queues of one station. Must be made in its namespace; a thread of its own answers the kernel.
+    """The queues of one station, created in its namespace. A thread of its own answers the kernel.
 
     Attributes:
-        held: packets that were held up so far, by queue.
+        delayed: number of packets that were delayed so far, by number of the queue.
     """
 
     def __init__(self) -> None:
@@ -54,20 +58,23 @@ class PacketQueues:
         self._netlink.setsockopt(_SOL_NETLINK, _NETLINK_NO_ENOBUFS, 1)
         self._netlink.bind((0, 0))
         self._profiles: dict[int, Profile] = {}
-        self.held: Counter[int] = Counter()
-        self._due: list[
+        self.delayed: Counter[int] = Counter()
+        self._pending: list[
             tuple[float, int, int, bytes]
-        ] = []  # when, order of arrival or so, queue, verdict message
-        self._chance = random.Random(os.urandom(16))
+        ] = []  # time, order, queue, verdict message
+        self._random = random.Random(os.urandom(16))
         self._order = 0
         self._ended = threading.Event()
         threading.Thread(target=self._serve, daemon=True).start()
 
     def bind(self, queue: int, profile: Profile) -> None:
-        """Have the packets of ``queue`` held up like this from now on."""
-        fresh = queue not in self._profiles
+        """Delay the packets of ``queue`` according to a profile, which replaces an earlier one.
+
+        A rule must put packets into this queue: none is added here.
+        """
+        is_new = queue not in self._profiles
         self._profiles[queue] = profile
-        if fresh:
+        if is_new:
             self._configure(queue, _CFG_CMD, struct.pack("!BxH", _BIND, socket.AF_INET))
             self._configure(queue, _CFG_QUEUE_MAXLEN, struct.pack("!I", _QUEUE_LENGTH))
         self._configure(queue, _CFG_PARAMS, struct.pack("!IB", 0, _COPY_META))
@@ -76,56 +83,65 @@ class PacketQueues:
         )
 
     def unbind(self, queue: int) -> None:
-        """Let the packets of ``queue`` pass: its rule must be gone, or say that it may be bypassed."""
+        """Stop delaying packets of ``queue``. Its rule must be gone, or allow a bypass."""
         del self._profiles[queue]
         self._configure(queue, _CFG_CMD, struct.pack("!BxH", _UNBIND, socket.AF_INET))
 
     def close(self) -> None:
-        """End the thread; the kernel lets all that waits go, or drops it."""
+        """End the thread within 0.2 s, without waiting for that.
+
+        The kernel then passes or drops all packets that wait.
+        """
         self._ended.set()
 
-    def _configure(self, queue: int, kind: int, value: bytes, mask: bytes = b"") -> None:
-        body = _attribute(kind, value) + (_attribute(_CFG_MASK, mask) if mask else b"")
+    def _configure(self, queue: int, kind: int, content: bytes, mask: bytes = b"") -> None:
+        """Send the kernel an attribute of a queue's configuration."""
+        body = _attribute(kind, content) + (_attribute(_CFG_MASK, mask) if mask else b"")
         self._netlink.send(_message(_CONFIG, queue, body))
 
-    # -- the thread -----------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        """Receive packets of the kernel and send due verdicts until the queues are closed."""
         set_name("ck-queues")
         raise_priority()
         with self._netlink:
             while not self._ended.is_set():
-                wait_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else 0.2
+                wait_s = max(0.0, self._pending[0][0] - time.monotonic()) if self._pending else 0.2
                 if await_readable([self._netlink.fileno()], min(wait_s, 0.2)):
                     data = self._netlink.recv(2**18)
-                    self._take(data, time.monotonic())
-                self._let_go(time.monotonic())
+                    self._parse(data, time.monotonic())
+                self._send_due(time.monotonic())
 
-    def _take(self, data: bytes, now_s: float) -> None:
+    def _parse(self, data: bytes, now_s: float) -> None:
+        """Schedule the verdict of each packet in a message of the kernel."""
         offset = 0
         while offset + _HEADER.size <= len(data):
             length, kind, _, _, _ = _HEADER.unpack_from(data, offset)
             if kind == _PACKET:
-                self._judge(data[offset + _HEADER.size : offset + length], now_s)
+                self._schedule(data[offset + _HEADER.size : offset + length], now_s)
             offset += (length + 3) & ~3
 
-    def _judge(self, body: bytes, now_s: float) -> None:
+    def _schedule(self, body: bytes, now_s: float) -> None:
+        """Schedule the verdict of a packet, and count the packet if it is delayed."""
         _, _, queue = _FAMILY.unpack_from(body)
         attributes = _attributes(body[_FAMILY.size :])
         (packet,) = struct.unpack_from("!I", attributes[_ATTR_PACKET_HDR])
         profile = self._profiles.get(queue, _UNTOUCHED)
         verdict = _attribute(_ATTR_VERDICT_HDR, struct.pack("!II", _ACCEPT, packet))
         due_s = now_s + self._delay_s(profile)
-        self.held[queue] += due_s > now_s
+        self.delayed[queue] += due_s > now_s
         self._order += 1
-        heapq.heappush(self._due, (due_s, self._order, queue, verdict))
+        heapq.heappush(self._pending, (due_s, self._order, queue, verdict))
 
     def _delay_s(self, profile: Profile) -> float:
-        return max(0.0, profile.delay_ms + profile.jitter_ms * self._chance.uniform(-1, 1)) / 1e3
+        """Return the delay of a packet in seconds, drawn from the profile; at least 0."""
+        return max(0.0, profile.delay_ms + profile.jitter_ms * self._random.uniform(-1, 1)) / 1e3
 
-    def _let_go(self, now_s: float) -> None:
-        while self._due and self._due[0][0] <= now_s:
-            _, _, queue, verdict = heapq.heappop(self._due)
+    def _send_due(self, now_s: float) -> None:
+        """Send the verdicts whose time has come: the kernel lets their packets pass."""
+        while self._pending and self._pending[0][0] <= now_s:
+            _, _, queue, verdict = heapq.heappop(self._pending)
             with contextlib.suppress(OSError):  # the packet is gone with its queue
                 self._netlink.send(_message(_VERDICT, queue, verdict))
 
@@ -142,14 +158,18 @@ def _message(kind: int, queue: int, body: bytes) -> bytes:
     )
 
 
-def _attribute(kind: int, value: bytes) -> bytes:
-    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + bytes(-len(value) % 4)
+def _attribute(kind: int, content: bytes) -> bytes:
+    """Return a netlink attribute, padded to a multiple of four bytes."""
+    return (
+        _ATTRIBUTE.pack(_ATTRIBUTE.size + len(content), kind) + content + bytes(-len(content) % 4)
+    )
 
 
 def _attributes(data: bytes) -> dict[int, bytes]:
-    found, offset = {}, 0
+    """Return the contents of the netlink attributes in a message, by their kinds."""
+    attributes, offset = {}, 0
     while offset + _ATTRIBUTE.size <= len(data):
         length, kind = _ATTRIBUTE.unpack_from(data, offset)
-        found[kind & 0x3FFF] = data[offset + _ATTRIBUTE.size : offset + length]
+        attributes[kind & 0x3FFF] = data[offset + _ATTRIBUTE.size : offset + length]
         offset += (length + 3) & ~3
-    return found
+    return attributes

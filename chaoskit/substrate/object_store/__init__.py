@@ -1,1 +1,1 @@
-"""Object stores that fail on purpose: an HTTP proxy before a store."""
+"""Object-store faults, by an HTTP proxy in front of a store."""

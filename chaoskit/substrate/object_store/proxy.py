@@ -1,4 +1,7 @@
-"""The launcher's end of the proxy that stands before a store of objects (``object_store/process.py``)."""
+"""The launcher's end of the proxy in front of an object store (``object_store/process.py``).
+
+-> ``object_store/troubles.py``: the troubles. ``faults/storage/remote.py``: the faults.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +10,41 @@ from functools import partial
 
 import msgspec
 
-from chaoskit.substrate.core.actions import Applied, Counted
-from chaoskit.substrate.helper_process import Servant
+from chaoskit.substrate.core.actions import Applied, CountedAction
+from chaoskit.substrate.helper_process import HelperProcess
 from chaoskit.substrate.object_store.troubles import Trouble
 from chaoskit.substrate.undo import UndoLog
 
 
-class ImposeTrouble(msgspec.Struct, frozen=True, tag=True):
-    """Answered by the number of the trouble."""
+class ImposeStoreTrouble(msgspec.Struct, frozen=True, tag=True):
+    """Start a trouble. Answered by its identifier, ``number``."""
 
     trouble: Trouble
 
 
-class LiftTrouble(msgspec.Struct, frozen=True, tag=True):
-    """Answered by how many requests have met it."""
+class LiftStoreTrouble(msgspec.Struct, frozen=True, tag=True):
+    """End a trouble. Answered by the number of requests that it affected, as ``met``."""
 
     number: int
 
 
-class CountTrouble(msgspec.Struct, frozen=True, tag=True):
-    """Answered by how many requests have met it so far."""
+class CountStoreTrouble(msgspec.Struct, frozen=True, tag=True):
+    """Request the number of requests that a trouble has affected so far, answered as ``met``."""
 
     number: int
 
 
 class ReadTraffic(msgspec.Struct, frozen=True, tag=True):
-    """Answered by what has passed so far."""
+    """Request the traffic so far, and the port that the proxy listens on."""
 
 
-class Traffic(msgspec.Struct, frozen=True):
-    """What has passed since the proxy began.
+class ProxyTraffic(msgspec.Struct, frozen=True):
+    """Traffic through the proxy since it was started.
 
-    Args:
-        requests: by method; those that were struck count, too.
-        sent_bytes: in the bodies of requests.
-        received_bytes: in the bodies of answers, as far as they were handed on.
+    Attributes:
+        requests: number of requests by method, including those that a trouble affected.
+        sent_bytes: bytes in the bodies of requests that were not refused or stalled.
+        received_bytes: bytes in the bodies of answers that were passed on.
     """
 
     requests: dict[str, int] = {}
@@ -49,30 +52,45 @@ class Traffic(msgspec.Struct, frozen=True):
     received_bytes: int = 0
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """What became of a request. ``error``: why it failed, or "". ``port``: where the proxy listens."""
+class StoreTroubleDone(msgspec.Struct, frozen=True, tag=True):
+    """Answer to a request.
+
+    Attributes:
+        number: identifier of the trouble.
+        met: number of affected requests; of an outage, of connections.
+        traffic: traffic so far, in the answer to :class:`ReadTraffic`.
+        port: port that the proxy listens on, in that answer and when the proxy is ready; else 0.
+        error: why the request failed; "" if it did not.
+    """
 
     number: int = 0
     met: int = 0
-    traffic: Traffic = Traffic()
+    traffic: ProxyTraffic = ProxyTraffic()
     port: int = 0
     error: str = ""
 
 
-Request = ImposeTrouble | LiftTrouble | CountTrouble | ReadTraffic
+Request = ImposeStoreTrouble | LiftStoreTrouble | CountStoreTrouble | ReadTraffic
 
-_answers = msgspec.json.Decoder(Done)
+_answers = msgspec.json.Decoder(StoreTroubleDone)
 
 
-class ObjectProxy(Servant[Done]):
-    """Hands on what goes to an HTTP/1.1 store, and does to it what it is told.
+class ObjectProxy(HelperProcess[StoreTroubleDone]):
+    """Proxy in front of an HTTP/1.1 store that applies troubles to requests.
+
+    Methods, and those of handles of :meth:`apply`, raise HarnessError if its process is gone or
+    does not answer.
 
     Args:
-        host, port: where the store listens.
-        undo: gets the entry that ends the process if the launcher cannot.
+        host: host of the store.
+        port: port of the store.
+        undo: log for the entry that ends the process if the launcher cannot.
+
+    Attributes:
+        port: port on the loopback that the proxy listens on.
 
     Raises:
-        HarnessError: if it cannot listen.
+        HarnessError: if the proxy cannot listen.
     """
 
     def __init__(self, host: str, port: int, undo: UndoLog) -> None:
@@ -82,26 +100,28 @@ class ObjectProxy(Servant[Done]):
 
     @property
     def url(self) -> str:
-        """What clients take for the store."""
+        """The URL that clients use for the store."""
         return f"http://127.0.0.1:{self.port}"
 
     def impose(self, trouble: Trouble) -> int:
-        """Gives the number of the trouble. Raises HarnessError, like the others."""
-        return self.ask(ImposeTrouble(trouble))[0].number
+        """Start a trouble and return its identifier."""
+        return self.ask(ImposeStoreTrouble(trouble))[0].number
 
-    def met(self, number: int) -> int:
-        """How many requests were struck so far; of an outage, how many connections that were open."""
-        return self.ask(CountTrouble(number))[0].met
+    def affected_count(self, trouble_id: int) -> int:
+        """Return how many requests a trouble has affected so far; of an outage, the connections."""
+        return self.ask(CountStoreTrouble(trouble_id))[0].met
 
-    def lift(self, number: int) -> int:
-        """Gives how many requests have met it."""
-        return self.ask(LiftTrouble(number))[0].met
+    def lift(self, trouble_id: int) -> int:
+        """End a trouble and return how many requests it affected; of an outage, the connections."""
+        return self.ask(LiftStoreTrouble(trouble_id))[0].met
 
     def apply(self, trouble: Trouble) -> Applied:
-        """Have the proxy do something to requests until that is lifted. Raises HarnessError."""
-        number = self.impose(trouble)
-        return Counted(partial(self.met, number), partial(self.lift, number))
+        """Start a trouble, and return the handle that counts its effects and lifts it."""
+        trouble_id = self.impose(trouble)
+        return CountedAction(
+            partial(self.affected_count, trouble_id), partial(self.lift, trouble_id)
+        )
 
-    def traffic(self) -> Traffic:
-        """What has passed so far."""
+    def traffic(self) -> ProxyTraffic:
+        """Return the traffic so far."""
         return self.ask(ReadTraffic())[0].traffic

@@ -1,4 +1,8 @@
-"""What may be wrong with a remote store of objects, and what that means for each request to it. Pure."""
+"""Troubles of a remote object store, and their effect on each request. Pure.
+
+-> ``object_store/process.py`` applies the troubles to requests. ``checkpoint/remote/``: the client
+that retries.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,15 @@ from typing import NamedTuple
 import msgspec
 
 
-class _Some(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Which requests are struck.
+class _Selective(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of troubles that affect a selection of requests.
 
     Args:
-        methods: such as ``("PUT",)``; empty: all.
-        path: what the path of the request must contain; "": anything.
-        spared: so many requests that would be struck pass before the first one is.
-        share: of those after them that are struck.
-        most: so many are struck; 0: no limit.
+        methods: such as ``("PUT",)``; empty for all.
+        path: text that the path of the request must contain; "" for any.
+        spared: number of matching requests that pass before the first one is affected.
+        share: probability that a later one is affected, from 0 to 1.
+        most: largest number of affected requests; 0 for no limit.
     """
 
     methods: tuple[str, ...] = ()
@@ -26,116 +30,155 @@ class _Some(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     most: int = 0
 
 
-class Outage(msgspec.Struct, frozen=True, tag=True):
-    """Every connection is reset: those that are open, and each new one as soon as it is made."""
+class StoreOutage(msgspec.Struct, frozen=True, tag=True):
+    """Every connection is reset: open ones, and each new one as soon as it is made."""
 
 
-class Reset(_Some, frozen=True):
-    """The connection is reset after ``after_bytes`` of the request's body; of the answer's, if the request has none."""
+class ResetConnection(_Selective, frozen=True):
+    """Reset of the connection after ``after_bytes`` of the request's body.
+
+    The answer's body counts if the request has none.
+    """
 
     after_bytes: int = 0
 
 
-class Reply(_Some, frozen=True):
-    """The store says no: such as 503 (slow down), 500, 429, 403."""
+class ErrorReply(_Selective, frozen=True):
+    """Refusal by the store, with a status such as 503 (slow down), 500, 429 or 403."""
 
     status: int = 503
 
 
-class Lag(_Some, frozen=True):
-    """Answers come ``delay_ms`` later, and no more than ``bytes_per_s`` pass in both directions together (0: any)."""
+class Lag(_Selective, frozen=True):
+    """Slow store.
+
+    Attributes:
+        delay_ms: delay before a request is passed on.
+        bytes_per_s: limit of both directions together; 0 for none.
+    """
 
     delay_ms: float = 0.0
     bytes_per_s: float = 0.0
 
 
-class Truncate(_Some, frozen=True):
-    """The answer ends, with its connection, after ``after_bytes`` of its body."""
+class Truncate(_Selective, frozen=True):
+    """Answer that ends, with its connection, after ``after_bytes`` of its body."""
 
     after_bytes: int = 0
 
 
-class Stall(_Some, frozen=True):
-    """The request is taken, and never answered."""
+class Stall(_Selective, frozen=True):
+    """Request that is accepted and not answered.
+
+    Its connection is reset when a trouble is lifted.
+    """
 
 
-class Garble(_Some, frozen=True):
-    """A bit of the answer's body is not what the store sent. An empty body cannot be struck."""
+class Garble(_Selective, frozen=True):
+    """Answer with a flipped bit in its body. An empty body is not affected."""
 
 
-Trouble = Outage | Reset | Reply | Lag | Truncate | Stall | Garble
+Trouble = StoreOutage | ResetConnection | ErrorReply | Lag | Truncate | Stall | Garble
 
 
-class Ruling(NamedTuple):
-    """What becomes of a request: its troubles, by their number. Of two of a kind the older one counts."""
+class RequestRuling(NamedTuple):
+    """Troubles that affect a request, with their numbers.
 
-    reset: tuple[int, Reset] | None = None
-    reply: tuple[int, Reply] | None = None
+    Of two troubles of a kind the older one counts.
+    """
+
+    reset: tuple[int, ResetConnection] | None = None
+    reply: tuple[int, ErrorReply] | None = None
     truncate: tuple[int, Truncate] | None = None
     stall: tuple[int, Stall] | None = None
     garble: tuple[int, Garble] | None = None
     lags: tuple[tuple[int, Lag], ...] = ()
 
 
-class Ailments:
-    """Everything that is wrong with one store."""
+_FIELDS: dict[type[Trouble], str] = {
+    ResetConnection: "reset",
+    ErrorReply: "reply",
+    Truncate: "truncate",
+    Stall: "stall",
+    Garble: "garble",
+}
+
+
+class StoreTroubles:
+    """The troubles of one store, and the counts of their effects.
+
+    Args:
+        seed: seed of the draws for troubles that affect a share of the requests.
+    """
 
     def __init__(self, seed: int = 0) -> None:
-        self._chance = Random(seed)
+        self._random = Random(seed)
         self._troubles: dict[int, Trouble] = {}
-        self._seen: dict[int, int] = {}
-        self._chosen: dict[int, int] = {}
-        self._met: dict[int, int] = {}
-        self._number = 0
+        self._matched: dict[int, int] = {}
+        self._selected: dict[int, int] = {}
+        self._affected: dict[int, int] = {}
+        self._last_id = 0
 
     @property
-    def out(self) -> bool:
-        """Whether every connection is reset."""
-        return any(isinstance(trouble, Outage) for trouble in self._troubles.values())
+    def is_out(self) -> bool:
+        """True if every connection is reset."""
+        return any(isinstance(trouble, StoreOutage) for trouble in self._troubles.values())
 
     def impose(self, trouble: Trouble) -> int:
-        """From now on. Gives the number of the trouble."""
-        self._number += 1
-        self._troubles[self._number] = trouble
-        self._seen[self._number] = self._chosen[self._number] = self._met[self._number] = 0
-        return self._number
+        """Start a trouble and return its identifier."""
+        self._last_id += 1
+        self._troubles[self._last_id] = trouble
+        self._matched[self._last_id] = self._selected[self._last_id] = self._affected[
+            self._last_id
+        ] = 0
+        return self._last_id
 
-    def lift(self, number: int) -> int:
-        """Not any more. Gives how many requests have met it."""
-        self._troubles.pop(number, None)
-        return self._met[number]
+    def lift(self, trouble_id: int) -> int:
+        """End a trouble and return how many requests it affected; of an outage, the connections."""
+        self._troubles.pop(trouble_id, None)
+        return self._affected[trouble_id]
 
-    def met(self, number: int) -> int:
-        """How many requests it has struck so far."""
-        return self._met[number]
+    def affected_count(self, trouble_id: int) -> int:
+        """Return how many requests a trouble has affected so far; of an outage, the connections."""
+        return self._affected[trouble_id]
 
-    def strike(self, number: int) -> None:
-        """A trouble has taken effect: evidence is what happened to a request, not what was decided about it."""
-        self._met[number] += 1
+    def strike(self, trouble_id: int) -> None:
+        """Count a request that a trouble has affected.
+
+        Effects count as evidence, and decisions do not.
+        """
+        self._affected[trouble_id] += 1
 
     def strike_outage(self) -> None:
-        """A connection was reset for an outage."""
-        for number, trouble in self._troubles.items():
-            self._met[number] += isinstance(trouble, Outage)
+        """Count a connection that was reset by an outage."""
+        for trouble_id, trouble in self._troubles.items():
+            self._affected[trouble_id] += isinstance(trouble, StoreOutage)
 
-    def rule(self, method: str, path: str) -> Ruling:
-        """What becomes of a request."""
-        found: dict[str, tuple[int, Trouble]] = {}
+    def rule(self, method: str, path: str) -> RequestRuling:
+        """Return the troubles that are to affect a request.
+
+        The request counts towards their ``spared`` and ``most``, but not as affected yet. Outages
+        are not among them: see :attr:`is_out`.
+        """
+        by_kind: dict[str, tuple[int, Trouble]] = {}
         lags = []
-        for number, trouble in self._troubles.items():
-            if isinstance(trouble, Outage) or not self._strikes(number, trouble, method, path):
+        for trouble_id, trouble in self._troubles.items():
+            if isinstance(trouble, StoreOutage) or not self._strikes(
+                trouble_id, trouble, method, path
+            ):
                 continue
             if isinstance(trouble, Lag):
-                lags.append((number, trouble))
+                lags.append((trouble_id, trouble))
             else:
-                found.setdefault(type(trouble).__name__.lower(), (number, trouble))
-        return Ruling(lags=tuple(lags), **found)  # type: ignore[arg-type]  # the names are those of the kinds
+                by_kind.setdefault(_FIELDS[type(trouble)], (trouble_id, trouble))
+        return RequestRuling(lags=tuple(lags), **by_kind)  # type: ignore[arg-type]
 
-    def _strikes(self, number: int, trouble: _Some, method: str, path: str) -> bool:
+    def _strikes(self, trouble_id: int, trouble: _Selective, method: str, path: str) -> bool:
+        """Return whether a trouble is to affect a request, which is counted if it matches."""
         if (trouble.methods and method not in trouble.methods) or trouble.path not in path:
             return False
-        self._seen[number] += 1
-        if self._seen[number] <= trouble.spared or self._chance.random() >= trouble.share:
+        self._matched[trouble_id] += 1
+        if self._matched[trouble_id] <= trouble.spared or self._random.random() >= trouble.share:
             return False
-        self._chosen[number] += 1
-        return not trouble.most or self._chosen[number] <= trouble.most
+        self._selected[trouble_id] += 1
+        return not trouble.most or self._selected[trouble_id] <= trouble.most

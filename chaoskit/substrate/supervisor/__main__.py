@@ -1,4 +1,7 @@
-"""``python -m chaoskit.substrate.supervisor``: as the runner, or the first process of a container, starts it."""
+"""``python -m chaoskit.substrate.supervisor``: entry point of a supervisor.
+
+The runner starts it, or it is the first process of a container.
+"""
 
 from chaoskit.substrate.supervisor.server import main
 

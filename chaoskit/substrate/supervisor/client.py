@@ -1,4 +1,8 @@
-"""The runner's end of the stream to a supervisor."""
+"""The runner's end of the stream to a supervisor.
+
+-> ``supervisor/server.py``: how a supervisor carries out the requests. ``supervisor/messages.py``:
+the messages. ``supervisor/remote_node.py``: signals and actions on a node, by these requests.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,7 @@ from chaoskit.substrate.supervisor.messages import (
     EndPrograms,
     FileChunk,
     FilesTaken,
+    FindFile,
     FindSource,
     LineClosed,
     LineData,
@@ -38,6 +43,7 @@ from chaoskit.substrate.supervisor.messages import (
     Program,
     ProgramExited,
     ProgramStarted,
+    RemoveDirectory,
     Report,
     Request,
     RequestDone,
@@ -58,93 +64,113 @@ from chaoskit.substrate.supervisor.stream import watch
 from chaoskit.wire import frames
 
 _WARM_S = 120.0
-_ANSWER_S = 60.0
+#: Seconds without data after which a request is given up, unless its link has another limit.
+ANSWER_S = 60.0
 _RECEIVE_BYTES = 2**16
-_UNANSWERED = 0  # the number of a request whose answer is of no interest
+_UNANSWERED = 0  # request number that marks an answer as not needed
 _CLOCK_TRIES = 5
-_LOOK_S = 0.05  # for a sign of life
+_LOOK_S = 0.05  # interval of checks for a sign of life
 _decode = frames.decoder(Report)
 
 
 class SupervisorGone(HarnessError):
-    """The stream to a supervisor has ended."""
+    """Error of a request to a supervisor that is gone or is taken to be gone."""
 
 
-class Lines(Protocol):
-    """Takes the lines of a door. They are numbered."""
+class LineHandler(Protocol):
+    """Handler of the numbered lines of a door.
+
+    A door is a Unix socket on a node. Each connection to it is a line to the runner.
+    """
 
     def opened(self, line: int) -> None:
-        """A process there has come to the door."""
+        """Handle a new line: a process on the node has connected to the door."""
 
-    def said(self, line: int, data: bytes) -> None:
-        """It says something."""
+    def received(self, line: int, data: bytes) -> None:
+        """Handle a message on a line."""
 
     def closed(self, line: int) -> None:
-        """It has gone."""
+        """Handle the end of a line."""
 
 
 class Listener:
-    """A socket that a supervisor has opened for a program, and keeps until that is started.
+    """A listening socket that a supervisor keeps open until a program is started with it.
 
     Attributes:
-        number: its name there. address: host and port.
+        number: number of the socket at the supervisor.
+        address: host and port.
     """
 
     def __init__(self, link: SupervisorLink, number: int, address: tuple[str, int]) -> None:
         self._link, self.number, self.address = link, number, address
 
     def getsockname(self) -> tuple[str, int]:
+        """Return the address, as a socket does."""
         return self.address
 
     def close(self) -> None:
-        """Close it there, unless a program was started with it."""
-        with contextlib.suppress(SupervisorGone):  # and with it the socket
-            self._link.request(CloseListener, self.number, value=None)
+        """Close the socket at the supervisor, unless a program was started with it.
+
+        Nothing is raised if the supervisor is gone.
+        """
+        with contextlib.suppress(SupervisorGone):  # the socket is gone with it
+            self._link.request(CloseListener, self.number, answer_type=None)
 
 
 class SupervisorLink:
-    """Asks a supervisor, one thing after the other, and hears what it tells unasked. Several threads may ask one whose
-    stream no event loop hears.
+    """Client of a supervisor: sends requests, and receives its reports.
+
+    Several threads may send requests, unless an event loop reads the stream.
 
     Args:
-        connection: a stream, proven by now where it is TCP.
-        name: of the supervisor, for messages.
-        kernel: of the processes that it starts; None for this host's.
+        connection: a stream; the token has been proven on it if it is TCP.
+        name: name of the supervisor, for messages.
+        kernel: kernel of the processes that it starts; None for this host's.
 
     Attributes:
-        leaves: whether it was told to end, and will soon. has_left: whether nothing runs there any more, by its word.
+        leaves: True if the supervisor has received SIGTERM, and will end soon.
+        has_left: True if the supervisor has reported that nothing runs there any more.
+        exits: wait status of each program that has ended, by pid.
+        shown: last reported count of each action, by its number.
+        answer_s: seconds without data after which a request is given up.
     """
 
     def __init__(self, connection: socket.socket, name: str, kernel: Kernel | None = None) -> None:
         watch(connection)
         self._connection, self.name = connection, name
         self.kernel: Kernel = kernel or HOST
-        self._splitter = frames.Splitter(_decode)
-        self._count = 0
-        self._one_at_a_time = (
-            threading.RLock()
-        )  # a pod may be looked at while a thread makes it another node's
+        self._splitter = frames.FrameSplitter(_decode)
+        self.answer_s = ANSWER_S
+        self._last_number = 0
+        self._stream_lock = threading.RLock()  # a pod may be examined while a thread reassigns it
         self._answers: dict[int, ProgramStarted | RequestDone | RequestFailed] = {}
         self._signs_of_life = 0
-        self._version: str | None = None  # of its chaoskit, once it can start programs
+        self._version: str | None = None  # its version of chaoskit, once it can start programs
         self._clock = ""
         self._is_over = self.leaves = self.has_left = False
         self.exits: dict[int, int] = {}  # pid -> wait status
-        self.shown: dict[int, int] = {}  # applied -> count
-        self._untold_bytes = 0  # of chunks that have come since it was told so
-        self._mirrors: dict[str, FileMirror] = {}  # by the directory of a run, there
-        self._door: Path | Lines = Path()  # to which lines through the supervisor's door go on
+        self.shown: dict[int, int] = {}  # number of an action -> count
+        self._unacknowledged_bytes = 0  # of chunks received since the last FilesTaken
+        self._mirrors: dict[str, FileMirror] = {}  # by the run's directory on the node
+        self._door: Path | LineHandler = Path()  # target of lines through the supervisor's door
         self._lines: dict[int, socket.socket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    # -- requests -------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def await_ready(self, limit_s: float = _WARM_S) -> bool:
-        """Whether it says in time that it can start programs. Raises HarnessError if it is of another version."""
-        self._hear_until(lambda: self._version is not None, limit_s)
+        """Wait until the supervisor can start programs, and return whether it can.
+
+        Return False if it is gone, or sends nothing for ``limit_s``.
+
+        Raises:
+            HarnessError: if its version of chaoskit differs.
+        """
+        self._read_until(lambda: self._version is not None, limit_s)
         if self._version not in (None, own_version()):
             raise HarnessError(
-                f"{self.name} has chaoskit {self._version}, and this is {own_version()}: install one"
+                f"{self.name} has chaoskit {self._version}, and this process has {own_version()}: "
+                "install the same version for both"
             )
         return self._version is not None
 
@@ -154,170 +180,258 @@ class SupervisorLink:
         listeners: Sequence[socket.socket | Listener] = (),
         namespace: Sequence[int] = (),
     ) -> Process:
-        """Start a program. Raises HarnessError if the supervisor is gone.
+        """Start a program and return its process.
 
         Args:
-            namespace: the network namespace that it enters, as a descriptor; none for the supervisor's own.
+            listeners: listening sockets that are passed to the program.
+            namespace: descriptor of the network namespace that it enters; empty for the
+                supervisor's own.
+
+        Raises:
+            HarnessError: if the supervisor is gone, or cannot start it.
         """
-        sockets = [one.fileno() for one in listeners if isinstance(one, socket.socket)]
-        kept = tuple(one.number for one in listeners if isinstance(one, Listener))
-        request = StartProgram(self._number(), program, len(sockets), kept, bool(namespace))
+        sockets = [
+            listener.fileno() for listener in listeners if isinstance(listener, socket.socket)
+        ]
+        numbers = tuple(listener.number for listener in listeners if isinstance(listener, Listener))
+        request = StartProgram(self._number(), program, len(sockets), numbers, bool(namespace))
         self._send(request, *sockets, *namespace)
         started = self._answer(request.number)
         assert isinstance(started, ProgramStarted)
         return Process(started.pid, started.ticks, program.name, self.kernel)
 
     def clock_ahead_ns(self) -> int:
-        """How far our CLOCK_MONOTONIC is ahead of that of its machine; 0 where that is the same one.
+        """Return by how many ns CLOCK_MONOTONIC of this machine is ahead of the supervisor's.
 
-        By the shortest of some round trips, and so right within half of it (Cristian, 1989). Clocks of machines drift
-        apart afterwards, by some 20 ppm where nothing disciplines them.
+        It is 0 on the same clock. The estimate uses the shortest of several round trips, and so its
+        error is at most half of that (Cristian, 1989). Clocks of machines drift apart afterwards,
+        by some 20 ppm where nothing disciplines them.
         """
         if self._clock == clock_id():
             return 0
-        tries = list[tuple[int, int]]()
+        estimates = list[tuple[int, int]]()
         for _ in range(_CLOCK_TRIES):
             asked_ns = time.monotonic_ns()
-            theirs_ns = self.request(AskClock, value=int)
-            heard_ns = time.monotonic_ns()
-            tries.append((heard_ns - asked_ns, (asked_ns + heard_ns) // 2 - theirs_ns))
-        return min(tries)[1]
+            remote_ns = self.request(AskClock, answer_type=int)
+            received_ns = time.monotonic_ns()
+            estimates.append((received_ns - asked_ns, (asked_ns + received_ns) // 2 - remote_ns))
+        return min(estimates)[1]
 
     def begin_end(self, programs: Sequence[Process], patience_s: float) -> int:
-        """Have programs end, and everything that they have started. Gives what :meth:`finish` wants."""
+        """Request the end of programs and of everything that they have started.
+
+        Return the number of the request for :meth:`finish`. Raises SupervisorGone if the stream has
+        ended.
+
+        Args:
+            patience_s: time that the programs get to end by themselves.
+        """
         request = EndPrograms(
-            self._number(), tuple((one.pid, one.ticks) for one in programs), patience_s
+            self._number(), tuple((program.pid, program.ticks) for program in programs), patience_s
         )
         self._send(request)
         return request.number
 
     def finish(self, number: int) -> None:
-        """Wait until that is done. Raises HarnessError."""
+        """Wait until the request with this number is done.
+
+        Raises HarnessError if it failed or no data come for a minute, and SupervisorGone if the
+        stream ends first.
+        """
         self._answer(number)
 
     def listen(self, host: str, port: int) -> Listener:
-        """Open a listening socket where the programs run."""
-        number, *address = self.request(OpenListener, host, port, value=tuple[int, str, int])
+        """Open a listening socket on the node, and return it.
+
+        Raises HarnessError if the port is in use, or the supervisor is gone. Port 0 stands for a
+        free one.
+        """
+        number, *address = self.request(OpenListener, host, port, answer_type=tuple[int, str, int])
         return Listener(self, number, (address[0], address[1]))
 
-    def open_door(self, door: Path | Lines, at: Path) -> None:
-        """Have a Unix socket ``at`` a path there; its lines go on to the one at ``door`` here. Earlier lines end.
+    def open_door(self, door: Path | LineHandler, path: Path) -> None:
+        """Create a Unix socket at a path of the node, whose lines are forwarded to ``door``.
 
-        ``door``: or what takes their messages itself.
-        """
-        self._door = door
-        self.request(OpenDoor, str(at), value=None)
-
-    def store(self, source: Source, directory: Path) -> None:
-        """Have a source unpacked in a directory there, below its digest, unless it is there."""
-        where = str(directory), source.digest
-        if not self.request(FindSource, *where, value=bool):
-            for at, data, is_last in source.pieces():
-                self.request(StoreSource, *where, at, data, is_last, value=None)
-
-    def write(self, path: Path, data: bytes) -> None:
-        """Have a small file written there, in place of what was there."""
-        self.request(WriteFile, str(path), data, value=None)
-
-    def write_unanswered(self, path: Path, data: bytes) -> None:
-        """The same, without waiting until it was done: a supervisor that is silent holds nothing up."""
-        self.tell(WriteFile(_UNANSWERED, str(path), data))
-
-    def ship(self, there: Path, here: Path, station: str, *, with_record: bool = False) -> None:
-        """Have the journals and logs of a run copied from its directory there to the one here, as they are written.
+        Lines of an earlier door end. Raises HarnessError if the socket cannot be created.
 
         Args:
-            station: the node, or the coordinator, whose files they are, and no others are taken; "" for a whole run.
-            with_record: copy the record of the coordinator, too.
+            door: path of a Unix socket of this host, or an object that handles the messages itself.
+            path: path of the new socket on the node.
         """
-        if str(there) not in self._mirrors:
-            self._mirrors[str(there)] = FileMirror(here, station)
-            self.request(ShipFiles, str(there), with_record, value=None)
+        self._door = door
+        self.request(OpenDoor, str(path), answer_type=None)
 
-    def settle(self, there: Path) -> None:
-        """Wait until all that was written there is here; then the directory there is removed.
+    def store(self, source: Source, directory: Path) -> None:
+        """Copy a source to a directory on the node, below its digest, unless it is there.
+
+        Raises HarnessError if the node cannot store it.
+        """
+        place = str(directory), source.digest
+        if not self.request(FindSource, *place, answer_type=bool):
+            for offset, data, is_last in source.pieces():
+                self.request(StoreSource, *place, offset, data, is_last, answer_type=None)
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Write a small file on the node, replacing the old one.
+
+        Raises HarnessError if it cannot be written, or the supervisor is gone.
+        """
+        self.request(WriteFile, str(path), data, answer_type=None)
+
+    def has_file(self, path: Path) -> bool:
+        """Return whether a file is on the node. Raises SupervisorGone if the supervisor is gone."""
+        is_there: bool = self.request(FindFile, str(path), answer_type=bool)
+        return is_there
+
+    def remove_directory(self, path: Path) -> None:
+        """Remove a directory on the node with all that is below it, if it is there.
+
+        Raises HarnessError if it cannot be removed, or the supervisor is gone.
+        """
+        self.request(RemoveDirectory, str(path), answer_type=None)
+
+    def write_unanswered(self, path: Path, data: bytes) -> None:
+        """Write a small file like :meth:`write`, without waiting for the answer.
+
+        A silent supervisor blocks nothing.
+        """
+        self.notify(WriteFile(_UNANSWERED, str(path), data))
+
+    def ship(
+        self, remote_directory: Path, local_directory: Path, station: str, *, with_log: bool = False
+    ) -> None:
+        """Copy journals and logs of a run to a directory here, as they are written on the node.
+
+        Nothing changes for a run that is copied already. Raises HarnessError if the node cannot
+        watch the files, or the supervisor is gone.
+
+        Args:
+            remote_directory: directory of the run on the node.
+            local_directory: directory of the copies.
+            station: the node or coordinator that the files must belong to; "" for a whole run.
+            with_log: copy the coordinator's log, too.
+        """
+        if str(remote_directory) not in self._mirrors:
+            self._mirrors[str(remote_directory)] = FileMirror(local_directory, station)
+            self.request(ShipFiles, str(remote_directory), with_log, answer_type=None)
+
+    def settle(self, remote_directory: Path) -> None:
+        """Wait until everything that was written in a run has been copied.
+
+        Its directory on the node is then removed. Nothing is done for a run that is not copied
+        (:meth:`ship`), or from a supervisor that has sent everything and left.
 
         Raises:
-            HarnessError: if not all has come. SupervisorGone: if it is gone without having shipped everything; what it
-                had not shipped is lost.
+            HarnessError: if not all has arrived.
+            SupervisorGone: if the supervisor is gone; what it had not sent is lost.
         """
-        mirror = self._mirrors.get(str(there))
+        mirror = self._mirrors.get(str(remote_directory))
         if mirror is None:
             return
         sizes: dict[str, int] = {}
         try:
-            self._hear_until(lambda: False, 0.0)  # of one that is gone all that has come
+            self._read_until(lambda: False, 0.0)  # all that a lost supervisor has sent
             if not self.has_left:
-                sizes = self.request(SettleFiles, str(there), value=dict[str, int])
+                sizes = self.request(SettleFiles, str(remote_directory), answer_type=dict[str, int])
         finally:
-            del self._mirrors[str(there)]
+            del self._mirrors[str(remote_directory)]
             if mirror.failure:
                 raise HarnessError(f"files of {self.name} could not be copied: {mirror.failure}")
-        if short := mirror.short(sizes):
-            raise HarnessError(f"{self.name} shipped more of {', '.join(short)} than has come")
+        if incomplete := mirror.incomplete(sizes):
+            raise HarnessError(
+                f"the copies of {', '.join(incomplete)} are incomplete: {self.name} has sent "
+                "more bytes than were received"
+            )
 
-    def request(self, kind: Callable[..., Request], *arguments: Any, value: Any) -> Any:
-        """Ask something of this kind. Gives the answer, as a ``value``.
+    def request(
+        self, request_type: Callable[..., Request], *arguments: Any, answer_type: Any
+    ) -> Any:
+        """Send a request of this type, and return the answer, decoded as ``answer_type``.
+
+        Args:
+            arguments: fields of the request after its number.
 
         Raises:
-            ProcessLookupError: if what it is about is gone. HarnessError: if it could not be done.
+            ProcessLookupError: if the process that it concerns is gone.
+            SupervisorGone: if the stream has ended, or ends first.
+            HarnessError: if the request failed, or no data come for a minute.
         """
         number = self._number()
-        self._send(kind(number, *arguments))
+        self._send(request_type(number, *arguments))
         answer = self._answer(number)
         assert isinstance(answer, RequestDone)
-        return msgspec.json.decode(answer.value, type=value)
+        return msgspec.json.decode(answer.value, type=answer_type)
 
     def _number(self) -> int:
-        with self._one_at_a_time:
-            self._count += 1
-            return self._count
+        """Return a number for the next request."""
+        with self._stream_lock:
+            self._last_number += 1
+            return self._last_number
 
     def _send(self, request: Request, *descriptors: int) -> None:
+        """Send a request with descriptors. Raises SupervisorGone if the stream has ended.
+
+        Any other exception ends the stream, as half a message may have been sent.
+        """
         data = frames.encode(request)
         try:
-            with self._one_at_a_time:
+            with self._stream_lock:
                 if descriptors:
                     sent = socket.send_fds(self._connection, [data], list(descriptors))
                     data = data[sent:]
                 self._connection.sendall(data)
         except OSError as error:
             raise SupervisorGone(f"{self.name} is gone: {error}") from error
-        except (
-            BaseException
-        ):  # a part of it was sent, and whatever follows would be taken for the rest
-            self._let_go()
+        except BaseException:  # a later message would be read as the rest of this one
+            self._disconnect()
             raise
 
     def _answer(self, number: int) -> ProgramStarted | RequestDone:
-        self._hear_until(lambda: number in self._answers, _ANSWER_S)
+        """Wait for the answer to a request, and return it.
+
+        Raises:
+            ProcessLookupError: if the process of the request is gone.
+            SupervisorGone: if the stream ends first, or no data come for a shorter ``answer_s``.
+            HarnessError: if the request failed, or no data come for a minute.
+        """
+        self._read_until(lambda: number in self._answers, self.answer_s)
         answer = self._answers.pop(number, None)
         if answer is None and self._is_over:
             raise SupervisorGone(f"{self.name} is gone")
         if answer is None:
-            raise HarnessError(f"{self.name} said nothing for {_ANSWER_S:g} s")
+            silence = f"{self.name} did not answer for {self.answer_s:g} s"
+            raise HarnessError(silence) if self.answer_s == ANSWER_S else SupervisorGone(silence)
         if isinstance(answer, RequestFailed):
             raise ProcessLookupError(answer.error) if answer.is_gone else HarnessError(answer.error)
         return answer
 
-    # -- what it tells --------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------
 
     def is_open(self) -> bool:
-        """Whether it is there still."""
-        self._hear_until(lambda: False, 0.0)
+        """Return whether the stream is still open. Reports that have arrived are handled first."""
+        self._read_until(lambda: False, 0.0)
         return not self._is_over
 
     def ask_alive(self) -> int:
-        """Have it give a sign of life. Gives how many it has given before."""
-        self.tell(AskAlive())
+        """Ask for a sign of life. Return the number of signs received before.
+
+        The call does not wait, and raises nothing if the stream has ended.
+        """
+        self.notify(AskAlive())
         return self._signs_of_life
 
     def await_sign(self, before: int, limit_s: float) -> bool:
-        """Whether it gives a further one within this time."""
+        """Wait for a sign of life beyond the first ``before``, and return whether it arrives.
+
+        Return False after ``limit_s``, or if the stream ends first.
+        """
         return self.hear_until(lambda: self._signs_of_life > before, limit_s)
 
     async def answers(self, limit_s: float) -> bool:
-        """Whether it gives a sign of life within this time, while the event loop goes on."""
+        """Ask for a sign of life, and return whether it arrives within ``limit_s``.
+
+        Return False at once if the stream ends. The event loop keeps running.
+        """
         until_s, before = time.monotonic() + limit_s, self.ask_alive()
         while self.is_open():
             if self._signs_of_life > before:
@@ -329,56 +443,65 @@ class SupervisorLink:
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """Let the event loop that runs hear it, too, as long as a ``with`` lasts."""
+        """Let the running event loop read the stream, too, for the duration of a ``with``.
+
+        All lines of the door end with it. Raises SupervisorGone if the stream has ended before.
+        """
         if self._is_over:
             raise SupervisorGone(f"{self.name} is gone")
-        assert self._loop is None, "one event loop hears it"
+        assert self._loop is None, "another event loop already reads the stream"
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._connection, self._hear)
+        self._loop.add_reader(self._connection, self._read)
         for number, line in self._lines.items():
-            self._loop.add_reader(line, self._pass_on, number)
+            self._loop.add_reader(line, self._forward, number)
         try:
             yield
         finally:
             if not self._is_over:
                 self._loop.remove_reader(self._connection)
             for number in list(self._lines):
-                self._hang_up(number)
-                self.tell(LineClosed(number))
+                self._close_line(number)
+                self.notify(LineClosed(number))
             self._loop = None
 
     def hear_until(self, condition: Callable[[], bool], limit_s: float = math.inf) -> bool:
-        """Hear it until a condition is met. False if the supervisor is gone before, or the time is over."""
+        """Read reports until a condition is met, and return whether it is.
+
+        It is not if the supervisor is gone or the time is over first.
+        """
         until_s = time.monotonic() + limit_s
-        self._hear_until(condition, 0.0)  # what has come already counts
+        self._read_until(condition, 0.0)  # data that has arrived already counts
         while not condition() and not self._is_over and (left_s := until_s - time.monotonic()) > 0:
-            self._hear_until(condition, min(left_s, _ANSWER_S))
+            self._read_until(condition, min(left_s, ANSWER_S))
         return condition()
 
-    def _hear_until(self, condition: Callable[[], bool], limit_s: float) -> None:
+    def _read_until(self, condition: Callable[[], bool], limit_s: float) -> None:
+        """Read reports until a condition is met, the stream ends, or none comes in ``limit_s``."""
         until_s = time.monotonic() + limit_s
         while not condition() and not self._is_over:
             if not await_readable(
                 [self._connection.fileno()], max(0.0, until_s - time.monotonic())
             ):
                 return
-            self._hear()
-            until_s = time.monotonic() + limit_s  # it lives
+            self._read()
+            until_s = time.monotonic() + limit_s  # data shows that it lives
 
-    def _hear(self) -> None:
-        with self._one_at_a_time:
+    def _read(self) -> None:
+        """Handle the reports that have arrived, and note the end of the stream."""
+        with self._stream_lock:
             try:
                 data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:  # it was heard meanwhile, while an answer was waited for
+            except BlockingIOError:  # a wait for an answer has read the data meanwhile
                 return
             except OSError:
                 data = b""
             if not data:
-                self._let_go()
+                self._disconnect()
             for report in self._splitter.feed(data):
-                self._take(report)
+                self._handle_report(report)
 
-    def _take(self, report: Report) -> None:
+    def _handle_report(self, report: Report) -> None:
+        """Note the content of a report, or pass it on to its door, line or file."""
         match report:
             case SupervisorReady(version, clock):
                 self._version, self._clock = version, clock
@@ -396,47 +519,53 @@ class SupervisorLink:
             case ActionShown(applied, count):
                 self.shown[applied] = count
             case FileChunk():
-                self._take_chunk(report)
+                self._handle_chunk(report)
             case LineOpened() | LineData() | LineClosed() if not isinstance(self._door, Path):
-                _pass(report, self._door)
+                _dispatch(report, self._door)
             case LineOpened(line):
                 self._open_line(line)
             case LineData(line, data) if line in self._lines:
                 try:
                     self._lines[line].send(data)
                 except OSError:  # the harness is gone, or does not read
-                    self._hang_up(line)
-                    self.tell(LineClosed(line))
+                    self._close_line(line)
+                    self.notify(LineClosed(line))
             case LineClosed(line):
-                self._hang_up(line)
+                self._close_line(line)
 
-    def _take_chunk(self, chunk: FileChunk) -> None:
+    def _handle_chunk(self, chunk: FileChunk) -> None:
+        """Append a chunk to its copy, and acknowledge the chunks of the last few KiB.
+
+        A chunk of a run that is not copied any more is dropped.
+        """
         mirror = self._mirrors.get(chunk.run_directory)
-        self._untold_bytes += len(chunk.data)
+        self._unacknowledged_bytes += len(chunk.data)
         if mirror is not None:
             mirror.take(chunk)
-        if self._untold_bytes >= TAKEN_BYTES:
-            self.tell(FilesTaken(self._untold_bytes))
-            self._untold_bytes = 0
+        if self._unacknowledged_bytes >= TAKEN_BYTES:
+            self.notify(FilesTaken(self._unacknowledged_bytes))
+            self._unacknowledged_bytes = 0
 
     def close(self) -> None:
-        """Let go of it: it ends with everything that it has started."""
+        """Close the stream. The supervisor ends with everything that it has started."""
         if not self._is_over:
-            self._let_go()
+            self._disconnect()
         self._connection.close()
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
+        """Note the end of the stream, close its sending half, and close all lines of the door."""
         self._is_over = True
         if self._loop is not None:
             self._loop.remove_reader(self._connection)
-        with contextlib.suppress(OSError):  # one that leaves waits for it
+        with contextlib.suppress(OSError):  # a leaving supervisor waits for this
             self._connection.shutdown(socket.SHUT_WR)
         for number in list(self._lines):
-            self._hang_up(number)
+            self._close_line(number)
 
-    # -- lines through its door -----------------------------------------------------------------------------------
+    # -- lines through its door --------------------------------------------------------------------
 
     def _open_line(self, number: int) -> None:
+        """Connect a new line to the Unix socket of the door; end the line if that fails."""
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             assert isinstance(self._door, Path)
@@ -444,42 +573,44 @@ class SupervisorLink:
                 line.connect(name)
         except OSError:  # the run is over
             line.close()
-            self.tell(LineClosed(number))
+            self.notify(LineClosed(number))
             return
         self._lines[number] = line
         if self._loop is not None:
-            self._loop.add_reader(line, self._pass_on, number)
+            self._loop.add_reader(line, self._forward, number)
 
-    def _pass_on(self, number: int) -> None:
-        if number not in self._lines:  # it was hung up on in the same turn
+    def _forward(self, number: int) -> None:
+        """Forward the next message of a line to the supervisor, or the end of the line."""
+        if number not in self._lines:  # closed earlier in the same turn of the event loop
             return
         with contextlib.suppress(BlockingIOError):
             if data := receive(self._lines[number]):
-                self.tell(LineData(number, data))
+                self.notify(LineData(number, data))
             else:
-                self._hang_up(number)
-                self.tell(LineClosed(number))
+                self._close_line(number)
+                self.notify(LineClosed(number))
 
-    def _hang_up(self, number: int) -> None:
+    def _close_line(self, number: int) -> None:
         line = self._lines.pop(number, None)
         if line is not None:
             if self._loop is not None:
                 self._loop.remove_reader(line)
             line.close()
 
-    def tell(
+    def notify(
         self, message: LineData | LineClosed | FilesTaken | CrashContainer | AskAlive | WriteFile
     ) -> None:
-        """Say something that is not answered."""
-        with contextlib.suppress(SupervisorGone):  # its end is found elsewhere
+        """Send a message that has no answer. Nothing is raised if the stream has ended."""
+        with contextlib.suppress(SupervisorGone):  # the reader detects its end
             self._send(message)
 
 
-def _pass(report: LineOpened | LineData | LineClosed, lines: Lines) -> None:
+def _dispatch(report: LineOpened | LineData | LineClosed, lines: LineHandler) -> None:
+    """Call the method of ``lines`` for a report."""
     match report:
         case LineOpened(line):
             lines.opened(line)
         case LineData(line, data):
-            lines.said(line, data)
+            lines.received(line, data)
         case LineClosed(line):
             lines.closed(line)

@@ -1,4 +1,8 @@
-"""The files of a run on a node that others read elsewhere: shipped as they are written."""
+"""Copying of a run's files from a node to the runner, as they are written.
+
+-> ``supervisor/server.py`` sends the chunks, and ``supervisor/client.py`` acknowledges them.
+``cluster/node_files.py``: when copies begin, and what is recorded if a node is gone too early.
+"""
 
 from __future__ import annotations
 
@@ -12,109 +16,109 @@ from pathlib import Path
 
 from chaoskit.process.linux import DirectoryWatch
 from chaoskit.substrate.supervisor.messages import FileChunk
-from chaoskit.wire.coordinator_files import RECORD
+from chaoskit.wire.coordinator_files import COORDINATOR_LOG
 
-#: Of the directory of a run. What else lies there stays on the node.
+#: Folders of a run's directory that are copied. Everything else stays on the node.
 FOLDERS = ("journal", "log")
 CHUNK_BYTES = 2**14
-#: A runner says after so many bytes that it has taken them.
+#: A runner acknowledges chunks whenever it has received this many bytes.
 TAKEN_BYTES = 2**13
-#: More are never on their way. They fit into the socket of a runner that does not read: its kernel takes them, and the
-#: connection does not break.
+#: Most bytes in flight. They fit into the socket buffers of a runner that does not read, so that
+#: its kernel accepts them and the connection does not break.
 IN_FLIGHT_BYTES = 2**15
 
 
 class RunFiles:
-    """Journals and logs of one run, as far as they have been shipped. They only grow, but for a record.
+    """Journals and logs of one run on the node, and how much of them was sent.
 
-    What is no plain file, or has a name that is no text, is not shipped.
+    Only the coordinator's log ever shrinks. Files that are not regular, or whose names are not
+    valid text, are not sent.
 
     Args:
-        with_record: whether the record of its coordinator is shipped, too: from its first byte where a file has taken
-            the place of another one.
+        with_log: True to send the coordinator's log, too, from its first byte whenever another file
+            has replaced it.
 
     Attributes:
-        settles: number of the request that wants to know when all is shipped; None until it comes.
+        settle_request: number of the request that waits until all is sent; None until it comes.
     """
 
-    def __init__(self, run_directory: Path, *, with_record: bool = False) -> None:
+    def __init__(self, run_directory: Path, *, with_log: bool = False) -> None:
         self._directory = run_directory
-        self._record = run_directory / RECORD if with_record else None
+        self._log = run_directory / COORDINATOR_LOG if with_log else None
         folders = [run_directory / folder for folder in FOLDERS]
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
-        self._changes = DirectoryWatch([*folders, run_directory] if with_record else folders)
-        self._behind = set[Path]()  # of which something may not have been shipped
-        self._shipped: dict[Path, int] = {}
-        self._inode = -1  # of the record
-        self.settles: int | None = None
+        self._changes = DirectoryWatch([*folders, run_directory] if with_log else folders)
+        self._unsent = set[Path]()  # files that may have unsent data
+        self._sent_bytes: dict[Path, int] = {}
+        self._log_inode = -1  # inode of the coordinator's log
+        self.settle_request: int | None = None
         self.look_at_all()
 
     def fileno(self) -> int:
-        """Readable when something has been written."""
+        """Return a descriptor that is readable when something has been written."""
         return self._changes.fileno()
 
     def settle(self, number: int) -> None:
-        """Nothing is written any more."""
-        self.settles = number
+        """Note that no file is written any more, and which request waits for the rest."""
+        self.settle_request = number
         self.look_at_all()
 
     def look(self) -> None:
-        """Take note of what has been written."""
-        self._behind.update(
+        """Mark the files that have changed as unsent."""
+        self._unsent.update(
             path
             for path in self._changes.changed()
-            if path.parent != self._directory or path == self._record
+            if path.parent != self._directory or path == self._log
         )
 
     def look_at_all(self) -> None:
-        """Take note of everything that is there."""
+        """Mark all files as unsent."""
         for folder in FOLDERS:
             with contextlib.suppress(OSError):  # it was removed
-                self._behind.update((self._directory / folder).iterdir())
-        if self._record is not None:
-            self._behind.add(self._record)
+                self._unsent.update((self._directory / folder).iterdir())
+        if self._log is not None:
+            self._unsent.add(self._log)
 
     @property
-    def is_behind(self) -> bool:
-        """Whether something may not have been shipped."""
-        return bool(self._behind)
+    def has_unsent(self) -> bool:
+        """True if some data may not have been sent."""
+        return bool(self._unsent)
 
-    def unshipped(self) -> Iterator[FileChunk]:
-        """What is to be shipped now; what is taken of it counts as shipped."""
-        for path in sorted(self._behind):
+    def unsent_chunks(self) -> Iterator[FileChunk]:
+        """Yield the chunks to send. A chunk that has been yielded counts as sent."""
+        for path in sorted(self._unsent):
             if (file := _plain_file(path)) is not None:
                 try:
-                    yield from self._rest(path, file)
+                    yield from self._chunks_of(path, file)
                 finally:
                     os.close(file)
-            self._behind.discard(path)
+            self._unsent.discard(path)
 
-    def _rest(self, path: Path, file: int) -> Iterator[FileChunk]:
+    def _chunks_of(self, path: Path, file: int) -> Iterator[FileChunk]:
+        """Yield the unsent chunks of an open file; an empty one for an empty new file."""
         name = str(path.relative_to(self._directory))
-        if path == self._record:
-            found = os.fstat(file)
-            if found.st_ino != self._inode or found.st_size < self._shipped.get(path, 0):
-                self._shipped.pop(path, None)
-            self._inode = found.st_ino
+        if path == self._log:
+            status = os.fstat(file)
+            if status.st_ino != self._log_inode or status.st_size < self._sent_bytes.get(path, 0):
+                self._sent_bytes.pop(path, None)
+            self._log_inode = status.st_ino
         while True:
-            offset = self._shipped.get(path, 0)
+            offset = self._sent_bytes.get(path, 0)
             data = os.pread(file, CHUNK_BYTES, offset)
-            if not data and path in self._shipped:
+            if not data and path in self._sent_bytes:
                 return
-            self._shipped[path] = offset + len(data)
-            yield FileChunk(
-                str(self._directory), name, offset, data
-            )  # empty, too: then the file is there
+            self._sent_bytes[path] = offset + len(data)
+            yield FileChunk(str(self._directory), name, offset, data)  # creates it if empty
 
     def sizes(self) -> dict[str, int]:
-        """How much of each file was shipped."""
+        """Return how many bytes of each file were sent, by its path below the run's directory."""
         return {
-            str(path.relative_to(self._directory)): size for path, size in self._shipped.items()
+            str(path.relative_to(self._directory)): size for path, size in self._sent_bytes.items()
         }
 
     def close(self) -> None:
-        """Ship no more."""
+        """Stop watching the files."""
         self._changes.close()
 
     def remove(self) -> None:
@@ -123,7 +127,10 @@ class RunFiles:
 
 
 def _plain_file(path: Path) -> int | None:
-    """A descriptor of it, for the caller to close; None if it is gone, or nothing to be shipped."""
+    """Return a descriptor of a regular file for the caller to close.
+
+    None is returned if the file is gone or must not be sent.
+    """
     try:
         path.name.encode()
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -136,32 +143,39 @@ def _plain_file(path: Path) -> int | None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file such that readers find all of it, or what was there before. Raises OSError."""
+    """Replace a file atomically: readers find the old or the new content.
+
+    Raises OSError if it cannot be written; its directory must exist.
+    """
     part = path.with_name(f"{path.name}.part")
     part.write_bytes(data)
     part.replace(path)
 
 
 class FileMirror:
-    """The runner's copies of the files that one supervisor ships.
+    """The runner's copies of the files that one supervisor sends.
 
-    A node that was replaced writes under the names of the one before it: what it writes is appended. A record
-    begins anew.
+    A replaced node writes files of the same names as its predecessor, and these are appended. The
+    coordinator's log starts again.
 
     Args:
-        run_directory: where the copies lie.
-        station: the node, or the coordinator, whose files they are: their names begin with it. "" for any.
+        run_directory: directory of the copies.
+        station: the node or coordinator that the files must belong to: their names begin with it.
+            "" for any.
 
     Attributes:
-        failure: why it goes on no more; "" while it does.
+        failure: why copying has stopped; "" while it works.
     """
 
     def __init__(self, run_directory: Path, station: str) -> None:
         self._directory, self._station, self.failure = run_directory, station, ""
-        self._came: dict[str, int] = {}  # name -> bytes
+        self._received: dict[str, int] = {}  # name -> bytes received
 
     def take(self, chunk: FileChunk) -> None:
-        """Append what has come. Where that fails, no more is taken."""
+        """Append a chunk to its file.
+
+        A failure is noted in ``failure``, and all later chunks are dropped.
+        """
         if not self.failure:
             try:
                 self._write(chunk)
@@ -169,29 +183,44 @@ class FileMirror:
                 self.failure = str(error)
 
     def _write(self, chunk: FileChunk) -> None:
-        begins = chunk.name == RECORD and chunk.offset == 0
-        came = 0 if begins else self._came.get(chunk.name, 0)
-        if chunk.offset != came:
-            raise ValueError(f"{chunk.name} goes on at byte {chunk.offset}, and {came} have come")
-        data, file = chunk.data, self._open(chunk.name, anew=begins)
+        """Append a chunk.
+
+        Raises ValueError if it does not follow the last one, and OSError if it cannot be written.
+        """
+        is_new = chunk.name == COORDINATOR_LOG and chunk.offset == 0
+        received = 0 if is_new else self._received.get(chunk.name, 0)
+        if chunk.offset != received:
+            raise ValueError(
+                f"{chunk.name}: the next chunk begins at byte {chunk.offset}, "
+                f"but {received} bytes were received"
+            )
+        data, file = chunk.data, self._open(chunk.name, replaces=is_new)
         try:
             while data:
                 data = data[os.write(file, data) :]
         finally:
             os.close(file)
-        self._came[chunk.name] = came + len(chunk.data)
+        self._received[chunk.name] = received + len(chunk.data)
 
-    def _open(self, name: str, *, anew: bool) -> int:
-        folder, _, last = name.partition("/")
-        is_theirs = not self._station or name.removeprefix(f"{folder}/").startswith(
+    def _open(self, name: str, *, replaces: bool) -> int:
+        """Open a copy for appending, and return its descriptor.
+
+        Raises ValueError if the name is not one of the station's files, and OSError if it cannot be
+        opened.
+
+        Args:
+            replaces: True to remove an earlier copy first.
+        """
+        folder, _, file_name = name.partition("/")
+        is_of_station = not self._station or name.removeprefix(f"{folder}/").startswith(
             f"{self._station}."
         )
-        is_plain = folder in FOLDERS and "/" not in last and last
-        if not is_theirs or not (is_plain or name == RECORD):
-            raise ValueError(f"{name!r} is no journal and no log of {self._station}")
+        is_plain = folder in FOLDERS and "/" not in file_name and file_name
+        if not is_of_station or not (is_plain or name == COORDINATOR_LOG):
+            raise ValueError(f"{name!r} is not a journal or log of {self._station}")
         path = self._directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if anew:
+        if replaces:
             path.unlink(missing_ok=True)
         flags = (
             os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -199,9 +228,9 @@ class FileMirror:
         file = os.open(path, flags, 0o644)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise OSError(errno.EINVAL, "no plain file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         return file
 
-    def short(self, sizes: dict[str, int]) -> list[str]:
-        """Names of files of which not all has come."""
-        return sorted(name for name, size in sizes.items() if self._came.get(name, 0) != size)
+    def incomplete(self, sizes: dict[str, int]) -> list[str]:
+        """Return the sorted names of files that are incomplete, given the sizes that were sent."""
+        return sorted(name for name, size in sizes.items() if self._received.get(name, 0) != size)

@@ -1,4 +1,8 @@
-"""What the runner and a supervisor say to each other."""
+"""Messages between the runner and a supervisor.
+
+-> ``supervisor/client.py`` sends the requests, and ``supervisor/server.py`` carries them out.
+``wire/messages/``: messages between coordinator, nodes and workers.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,18 @@ from chaoskit.wire.messages import Message
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a supervisor starts.
+    """A program that a supervisor starts.
 
     Attributes:
-        entry: ``module:function``. It is called with the arguments, listening sockets and the pid of the supervisor, in
-            a process of its own, which it does not leave.
-        arguments: as its function reads them.
-        name: of its log. run_directory: where that lies, in ``log``.
-        restarts: how often it is started again, on the same sockets, if it ends before it is over.
-        over: the exit code that says that it is.
-        clock_ahead_ns: how far the clock of the program's run is ahead of the supervisor's machine's.
+        entry: ``module:function``. It is called in a process of its own with the arguments, the
+            listening sockets and the pid of the supervisor. The process ends when it returns.
+        arguments: encoded as the function expects.
+        name: name of its log.
+        run_directory: directory of the run; the log lies in its folder ``log``.
+        restarts: how often it is started again, on the same sockets, if it ends prematurely.
+        over: exit code that means it is complete and is not started again.
+        clock_ahead_ns: how far the clock of the run is ahead of the clock of the supervisor's
+            machine.
     """
 
     entry: str
@@ -29,14 +35,17 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clock_ahead_ns: int = 0
 
 
-# -- the runner's -------------------------------------------------------------------------------------------------
+# -- requests of the runner ------------------------------------------------------------------------
 
 
 class StartProgram(Message, frozen=True):
     """Start a program. Answered by :class:`ProgramStarted`.
 
-    ``listeners``: how many listening sockets come with this message, as descriptors; after them comes the program's
-    network namespace, if it ``enters`` one. ``kept``: numbers of those that the supervisor has opened itself.
+    Attributes:
+        listeners: number of listening sockets whose descriptors come with this message.
+        kept: numbers of listening sockets that the supervisor has opened itself.
+        enters: True if the descriptor of the program's network namespace follows those of the
+            sockets.
     """
 
     number: int
@@ -47,9 +56,11 @@ class StartProgram(Message, frozen=True):
 
 
 class EndPrograms(Message, frozen=True):
-    """SIGKILL these programs, and everything that they have started; before that they may end by themselves.
+    """End programs by SIGKILL, with everything that they have started.
 
-    ``programs``: the pid and the start time of each, as :class:`ProgramStarted` told them.
+    Attributes:
+        programs: pid and start time of each, as in :class:`ProgramStarted`.
+        patience_s: time in which they may end by themselves first.
     """
 
     number: int
@@ -58,7 +69,11 @@ class EndPrograms(Message, frozen=True):
 
 
 class OpenListener(Message, frozen=True):
-    """Open a listening socket for a program that is to be started. Answered by ``(number, host, port)``."""
+    """Open a listening socket for a later program. Answered by ``(number, host, port)``.
+
+    Attributes:
+        port: 0 for a free one.
+    """
 
     number: int
     host: str
@@ -66,29 +81,38 @@ class OpenListener(Message, frozen=True):
 
 
 class CloseListener(Message, frozen=True):
-    """Close a listening socket, unless a program was started with it. ``listener``: its number."""
+    """Close a listening socket, unless a program was started with it.
+
+    Attributes:
+        listener: number of the socket.
+    """
 
     number: int
     listener: int
 
 
 class CrashContainer(Message, frozen=True):
-    """End with all others, as the first process of a container that is killed. What they have written is shipped."""
+    """End everything as if the first process of the container were killed.
+
+    Output of programs is still sent.
+    """
 
 
 class AskClock(Message, frozen=True):
-    """Ask for its CLOCK_MONOTONIC, in nanoseconds."""
+    """Request the supervisor's CLOCK_MONOTONIC, in nanoseconds."""
 
     number: int
 
 
 class AskAlive(Message, frozen=True):
-    """Have the supervisor say :class:`SupervisorAlive`."""
+    """Request a :class:`SupervisorAlive`."""
 
 
 class AskKernel(Message, frozen=True):
-    """Ask what the kernel says of a process: one of the questions of
-    :class:`chaoskit.substrate.core.processes.Kernel`.
+    """Request information of the kernel on a process. Answered by the method's result.
+
+    Attributes:
+        question: name of a method of :class:`chaoskit.substrate.core.processes.Kernel`.
     """
 
     number: int
@@ -107,17 +131,28 @@ class SendSignal(Message, frozen=True):
 
 
 class AskWhyNot(Message, frozen=True):
-    """Ask why an action of this kind cannot be done there. ``kind``: ``module:Class``. Answered by a reason, or ""."""
+    """Request the reason why an action of this kind cannot be applied there.
+
+    Answered by the reason; "" if it can be applied.
+
+    Attributes:
+        kind: ``module:Class``.
+    """
 
     number: int
     kind: str
 
 
 class ApplyAction(Message, frozen=True):
-    """Do an action to a node. Answered by its number; it shows itself by :class:`ActionShown`.
+    """Apply an action to a node.
 
-    ``action``: JSON of an action of this ``kind``. ``root``: pid and start time of the process below which all of the
-    node runs.
+    Answered by ``number``, which identifies the action from then on. Its effects are reported by
+    :class:`ActionShown`.
+
+    Attributes:
+        root: pid and start time of the process whose descendants are all processes of the node.
+        kind: ``module:Class`` of the action.
+        action: the action as JSON.
     """
 
     number: int
@@ -129,16 +164,21 @@ class ApplyAction(Message, frozen=True):
 
 
 class LiftAction(Message, frozen=True):
-    """End an action. Answered by whether nothing of it is left."""
+    """End an action. Answered by a pair: whether nothing of it is left, and its last count.
+
+    Attributes:
+        applied: number of the action.
+    """
 
     number: int
     applied: int
 
 
 class AskEchoes(Message, frozen=True):
-    """Ask for the round trips of echoes that are being sent, in ms; None for each that was lost.
+    """Request the round trips of running echoes in ms; None for each lost echo.
 
-    ``applied``: the number of :class:`chaoskit.substrate.network.packets.SendEchoes`.
+    Attributes:
+        applied: number of a :class:`chaoskit.substrate.network.packets.SendEchoes`.
     """
 
     number: int
@@ -146,34 +186,41 @@ class AskEchoes(Message, frozen=True):
 
 
 class ReleaseNode(Message, frozen=True):
-    """Lift what keeps processes of a node from ending."""
+    """Lift the actions that keep processes of a node from ending."""
 
     number: int
     node: str
 
 
 class OpenDoor(Message, frozen=True):
-    """Have a Unix socket at this path, to which processes of the node say what is for the runner, and no other one."""
+    """Open the Unix socket at which processes of the node connect to the runner.
+
+    It replaces an earlier one.
+    """
 
     number: int
     path: str
 
 
 class LineData(Message, frozen=True):
-    """One message on a line through the door; goes both ways."""
+    """A message on a line through the door, in either direction."""
 
     line: int
     data: bytes
 
 
 class LineClosed(Message, frozen=True):
-    """A line has ended; goes both ways."""
+    """The end of a line, in either direction."""
 
     line: int
 
 
 class FindSource(Message, frozen=True):
-    """Ask whether a source is in a directory. Answered by true or false. ``digest``: as :class:`StoreSource` has it."""
+    """Request whether a source is in a directory. Answered by true or false.
+
+    Attributes:
+        digest: as in :class:`StoreSource`.
+    """
 
     number: int
     directory: str
@@ -181,9 +228,13 @@ class FindSource(Message, frozen=True):
 
 
 class StoreSource(Message, frozen=True):
-    """One piece of a tar archive, which is unpacked into ``directory/digest`` behind the last piece.
+    """Store a piece of a tar archive.
 
-    ``digest``: SHA-256 of the archive, in hexadecimal digits. ``at``: the byte at which the piece begins.
+    The archive is unpacked into ``directory/digest`` after its last piece.
+
+    Attributes:
+        digest: SHA-256 of the archive, in hexadecimal digits.
+        at: offset of the piece in bytes.
     """
 
     number: int
@@ -195,30 +246,50 @@ class StoreSource(Message, frozen=True):
 
 
 class WriteFile(Message, frozen=True):
-    """Write a small file, in place of what was there, at once for those that read it."""
+    """Write a small file, which replaces an old one atomically. Its directory is created."""
 
     number: int
     path: str
     data: bytes
 
 
+class FindFile(Message, frozen=True):
+    """Request whether a file is there. Answered by true or false."""
+
+    number: int
+    path: str
+
+
+class RemoveDirectory(Message, frozen=True):
+    """Remove a directory with all that is below it. Nothing happens if it is not there."""
+
+    number: int
+    path: str
+
+
 class ShipFiles(Message, frozen=True):
-    """Ship the journals and logs of a run from now on, by :class:`FileChunk`, and the record of its coordinator."""
+    """Start to send journals and logs of a run as :class:`FileChunk`, while they are written.
+
+    Attributes:
+        with_log: True to send the coordinator's log, too.
+    """
 
     number: int
     run_directory: str
-    with_record: bool = False
+    with_log: bool = False
 
 
 class FilesTaken(Message, frozen=True):
-    """So many more bytes of chunks have been taken. Nothing answers it."""
+    """Acknowledgement of ``size_bytes`` further bytes of chunks. It has no answer."""
 
     size_bytes: int
 
 
 class SettleFiles(Message, frozen=True):
-    """Nothing of a run writes any more: ship what is left, then remove its directory. Answered behind the last chunk,
-    by the size of each file that was shipped."""
+    """Send the rest of a run that is no longer written to, then remove its directory.
+
+    Answered after the last chunk by the size of each file that was sent.
+    """
 
     number: int
     run_directory: str
@@ -241,6 +312,8 @@ Request = (
     | LineClosed
     | FindSource
     | StoreSource
+    | FindFile
+    | RemoveDirectory
     | WriteFile
     | ShipFiles
     | FilesTaken
@@ -250,14 +323,16 @@ Request = (
     | AskClock
 )
 
-# -- the supervisor's ---------------------------------------------------------------------------------------------
+# -- reports of the supervisor ---------------------------------------------------------------------
 
 
 class SupervisorHello(Message, frozen=True):
-    """What a supervisor that dials says first, before it imports anything.
+    """First message of a supervisor that dials. It is sent before anything is imported.
 
-    ``place``: which one it is, as its command line has it. ``address``: under which the processes of its node are
-    reached; "" where it does not know. ``machine``: on which it is, in the words of what has put it there.
+    Attributes:
+        place: name of the supervisor, from its command line.
+        address: address of the processes of its node; "" if the supervisor does not know it.
+        machine: name of the machine, as used by the platform; "" if unknown.
     """
 
     place: str
@@ -266,31 +341,39 @@ class SupervisorHello(Message, frozen=True):
 
 
 class SupervisorReady(Message, frozen=True):
-    """Programs can be started. ``version``: of its chaoskit. ``clock``: which one it has."""
+    """Report that programs can be started.
+
+    Attributes:
+        version: version of the supervisor's chaoskit.
+        clock: identity of its monotonic clock.
+    """
 
     version: str
     clock: str = ""
 
 
 class SupervisorLeaves(Message, frozen=True):
-    """The supervisor was told to end, as the first process of a pod is when that is deleted, evicted or preempted.
+    """Report that the supervisor has received SIGTERM: its pod is deleted, evicted or preempted.
 
-    Its programs have been told, and it ships what they write. ``grace_s``: it ends no later than that.
+    Its programs have received SIGTERM, and their output is still sent.
+
+    Attributes:
+        grace_s: time within which the supervisor ends.
     """
 
     grace_s: float
 
 
 class SupervisorAlive(Message, frozen=True):
-    """It is there, and serves its runner."""
+    """Sign of life: the supervisor serves its runner."""
 
 
 class SupervisorLeft(Message, frozen=True):
-    """The last message of one that was told to end: nothing runs any more, and every file was shipped."""
+    """Last message of a supervisor that leaves: nothing runs, and all files were sent."""
 
 
 class ProgramStarted(Message, frozen=True):
-    """A program runs: its process, with its start time."""
+    """The process of a started program, with its start time."""
 
     number: int
     pid: int
@@ -298,14 +381,22 @@ class ProgramStarted(Message, frozen=True):
 
 
 class RequestDone(Message, frozen=True):
-    """The answer to any other request. ``value``: as JSON."""
+    """Answer to any other request.
+
+    Attributes:
+        value: result as JSON.
+    """
 
     number: int
     value: bytes = b"null"
 
 
 class RequestFailed(Message, frozen=True):
-    """A request could not be carried out. ``is_gone``: as the process, or the node, is not there any more."""
+    """Report that a request could not be carried out.
+
+    Attributes:
+        is_gone: True if the process or the node does not exist any more.
+    """
 
     number: int
     error: str
@@ -313,23 +404,34 @@ class RequestFailed(Message, frozen=True):
 
 
 class ProgramExited(Message, frozen=True):
-    """A program has ended. ``status``: as ``wait`` gives it."""
+    """Report that a program has ended.
+
+    Attributes:
+        status: wait status.
+    """
 
     pid: int
     status: int
 
 
 class ActionShown(Message, frozen=True):
-    """How often an action in force has met something by now."""
+    """Report of the current count of the effects of an action in force.
+
+    Attributes:
+        applied: number of the action.
+    """
 
     applied: int
     count: int
 
 
 class FileChunk(Message, frozen=True):
-    """What was written to a file of a run behind its first ``offset`` bytes. ``name``: below the run's directory.
+    """Part of a file of a run, which begins at byte ``offset``.
 
-    A record begins anew at 0 where another one has taken its place.
+    The coordinator's log starts again at 0 if another file has replaced it.
+
+    Attributes:
+        name: path of the file below the run's directory.
     """
 
     run_directory: str
@@ -339,7 +441,7 @@ class FileChunk(Message, frozen=True):
 
 
 class LineOpened(Message, frozen=True):
-    """A process of the node has come to the door."""
+    """Report that a process of the node has connected to the door."""
 
     line: int
 

@@ -1,4 +1,8 @@
-"""The programs that a supervisor has started: forked, started again while they are not over, and ended for good."""
+"""Programs of a supervisor: forked, restarted while they are incomplete, and ended.
+
+-> ``cluster/supervised.py``: which programs a run has. ``supervisor/server.py``: when they are
+ended, such as after SIGTERM or the end of the runner.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +34,10 @@ from chaoskit.substrate.core import namespaces
 from chaoskit.substrate.supervisor.messages import Program
 
 _END_S = 5.0
-_OOM_SCORE = 300  # of 1000: more than the supervisor ever has, as all use about the same memory
+_OOM_SCORE = 300  # of 1000: above the supervisor's, as all use about the same memory
 
-#: A program by the process that it was first: pid and start time.
-Name = tuple[int, int | None]
+#: Identifier of a program: pid and start time of its first process.
+ProgramId = tuple[int, int | None]
 
 
 @dataclass(eq=False)
@@ -41,8 +45,10 @@ class _Started:
     """A program that was started.
 
     Attributes:
-        descriptors: of one that may be started again: its listeners, and its network namespace if it has one.
-        pid: the process that it is by now; None once it is over.
+        descriptors: of a program that may be restarted: its listeners, and its network namespace if
+            it has one.
+        listeners: number of listeners among the descriptors.
+        pid: its current process; None once it is complete.
     """
 
     program: Program
@@ -52,121 +58,161 @@ class _Started:
     restarts: int = 0
 
     def give_up(self) -> None:
-        """Close its sockets: it is not started again."""
+        """Close the descriptors: the program is not restarted any more."""
         _close(self.descriptors)
         self.descriptors = ()
 
 
 class Programs:
-    """Every program adopts what loses its parent below it; when it ends, that comes to the supervisor.
+    """All programs of a supervisor.
+
+    Each program adopts the orphans below it. When it ends, the supervisor adopts them. A program
+    without listening sockets gets mounts of its own where that is permitted, for disk faults.
 
     Args:
-        forget: called in each child, before its program begins: lets go of what is the supervisor's.
-        is_first: whether the supervisor is the first process of a container.
-        others: pids of children that are no programs.
+        close_in_child: called in each child before its program begins, to close what belongs to the
+            supervisor.
+        other_children: returns the pids of children that are not programs.
+        is_first: True if the supervisor is the first process of a container.
     """
 
     def __init__(
-        self, forget: Callable[[], None], others: Callable[[], set[int]], *, is_first: bool
+        self,
+        close_in_child: Callable[[], None],
+        other_children: Callable[[], set[int]],
+        *,
+        is_first: bool,
     ) -> None:
-        self._forget, self._others, self._is_first = forget, others, is_first
-        self._started: dict[Name, _Started] = {}  # until they are ended
-        self._orphans: dict[
-            int, frozenset[Name]
-        ] = {}  # pid -> the programs of which one has left it behind
+        self._close_in_child, self._other_children, self._is_first = (
+            close_in_child,
+            other_children,
+            is_first,
+        )
+        self._started: dict[ProgramId, _Started] = {}  # until they are ended
+        self._orphans: dict[int, frozenset[ProgramId]] = {}  # pid -> programs that may own it
 
-    def start(self, program: Program, descriptors: Sequence[int], listeners: int) -> Name:
-        """Fork it. The descriptors are taken over: listening sockets, and a network namespace where it enters one.
+    def start(self, program: Program, descriptors: Sequence[int], listeners: int) -> ProgramId:
+        """Fork a program, and return its identifier: the pid and start time of its process.
+
+        Args:
+            descriptors: listening sockets, then the network namespace if the program enters one.
+                They are closed later.
+            listeners: number of listening sockets.
 
         Raises:
-            OSError: if there can be no further process.
+            OSError: if no process can be created.
         """
         try:
             pid = self._fork(program, descriptors, listeners)
         except OSError:
             _close(descriptors)
             raise
-        name, started = (
+        program_id, started = (
             (pid, start_ticks(pid)),
             _Started(program, tuple(descriptors), listeners, pid),
         )
         if not program.restarts:
             started.give_up()
-        self._started[name] = started
-        return name
+        self._started[program_id] = started
+        return program_id
 
     def reap(self) -> dict[int, int]:
-        """Take note of children that have ended, and start again what has before it was over. Gives wait statuses."""
+        """Reap ended children and restart incomplete programs.
+
+        Return the wait status of each reaped child by its pid.
+        """
         ended = reap()
-        gone = {name: one for name, one in self._started.items() if one.pid in ended}
-        owners = frozenset(gone).union(
-            *(self._orphans.pop(pid, frozenset[Name]()) for pid in ended)
+        ended_programs = {
+            program_id: started
+            for program_id, started in self._started.items()
+            if started.pid in ended
+        }
+        owners = frozenset(ended_programs).union(
+            *(self._orphans.pop(pid, frozenset[ProgramId]()) for pid in ended)
         )
-        for one in gone.values():
-            self._go_on(one, os.waitstatus_to_exitcode(ended[one.pid or 0]))
-        known = {one.pid for one in self._started.values()} | self._others() | set(self._orphans)
+        for started in ended_programs.values():
+            self._restart_or_finish(started, os.waitstatus_to_exitcode(ended[started.pid or 0]))
+        expected = (
+            {started.pid for started in self._started.values()}
+            | self._other_children()
+            | set(self._orphans)
+        )
         self._orphans |= dict.fromkeys(
-            set(children(os.getpid())) - known, owners or frozenset(self._started)
+            set(children(os.getpid())) - expected, owners or frozenset(self._started)
         )
         return ended
 
-    def _go_on(self, one: _Started, exit_code: int) -> None:
-        one.pid = None
-        if one.restarts < one.program.restarts and exit_code != one.program.over:
-            with contextlib.suppress(OSError):  # no further process can be had: it is over
-                one.pid = self._fork(one.program, one.descriptors, one.listeners)
-                one.restarts += 1
-        if one.pid is None:
-            one.give_up()
+    def _restart_or_finish(self, started: _Started, exit_code: int) -> None:
+        """Restart a program whose process has ended, unless it is complete.
 
-    def end(self, names: Iterable[Name], patience_s: float) -> dict[int, int]:
-        """SIGKILL programs and all that they have started, until nothing is left. Gives what :meth:`reap` does."""
-        wanted = frozenset(names)
-        ending = [one for name, one in self._started.items() if name in wanted]
-        for one in ending:
-            one.program = _once(one.program)
-            one.give_up()
-        _await_end([one.pid for one in ending if one.pid is not None], patience_s)
+        A program that has used up its restarts, or cannot be forked, is given up.
+        """
+        started.pid = None
+        if started.restarts < started.program.restarts and exit_code != started.program.over:
+            with contextlib.suppress(OSError):  # no process can be created
+                started.pid = self._fork(started.program, started.descriptors, started.listeners)
+                started.restarts += 1
+        if started.pid is None:
+            started.give_up()
+
+    def end(self, program_ids: Iterable[ProgramId], patience_s: float) -> dict[int, int]:
+        """Kill programs with all that they have started, and wait up to 5 s until nothing is left.
+
+        Return the wait statuses by pid, as :meth:`reap` does. Processes that remain are not
+        reported.
+
+        Args:
+            patience_s: time in which the programs may end by themselves first.
+        """
+        ended_ids = frozenset(program_ids)
+        ending = [
+            started for program_id, started in self._started.items() if program_id in ended_ids
+        ]
+        for started in ending:
+            started.program = _without_restarts(started.program)
+            started.give_up()
+        _await_end([started.pid for started in ending if started.pid is not None], patience_s)
         ended, deadline_s = self.reap(), time.monotonic() + _END_S
-        while left := self._left(ending, wanted):
+        while left := self._live_processes(ending, ended_ids):
             _kill(left)
             _await_end(left, max(0.0, deadline_s - time.monotonic()))
             ended |= self.reap()
             if time.monotonic() > deadline_s:
                 break
-        for name in wanted:
-            self._started.pop(name, None)
+        for program_id in ended_ids:
+            self._started.pop(program_id, None)
         return ended
 
-    def _left(self, ending: Sequence[_Started], names: frozenset[Name]) -> list[int]:
-        """What lives of these programs."""
-        roots = [one.pid for one in ending if one.pid is not None]
-        roots += [pid for pid, owners in self._orphans.items() if owners & names]
+    def _live_processes(
+        self, ending: Sequence[_Started], program_ids: frozenset[ProgramId]
+    ) -> list[int]:
+        """Return the pids of the live processes of these programs, orphans included."""
+        roots = [started.pid for started in ending if started.pid is not None]
+        roots += [pid for pid, owners in self._orphans.items() if owners & program_ids]
         return [pid for root in roots for pid in (root, *descendants(root)) if not is_ending(pid)]
 
     def signal_all(self, signum: int) -> None:
-        """Send a signal to every program that runs. None of them is started again when it ends."""
-        for one in self._started.values():
-            one.program = _once(one.program)
-            one.give_up()
-            if one.pid is not None:
+        """Send a signal to every running program. None of them is restarted when it ends."""
+        for started in self._started.values():
+            started.program = _without_restarts(started.program)
+            started.give_up()
+            if started.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(
-                        one.pid, signum
-                    )  # a child that is not reaped: no other process has its pid
+                    os.kill(started.pid, signum)  # not reaped yet, so its pid is not reused
 
     def are_running(self) -> bool:
-        """Whether any of them runs."""
-        return any(one.pid is not None for one in self._started.values())
+        """Return whether any program runs."""
+        return any(started.pid is not None for started in self._started.values())
 
     def end_all(self) -> dict[int, int]:
-        """SIGKILL everything below this process but the others, until nothing is left, or it does not end.
+        """Kill everything below this process except the other children, and wait up to 5 s.
 
-        Gives what :meth:`reap` does.
+        Return the wait statuses by pid, as :meth:`reap` does. Processes that remain are not
+        reported.
         """
         ended, deadline_s = self.reap(), time.monotonic() + _END_S
         while (
-            left := set(descendants(os.getpid())) - self._others()
+            left := set(descendants(os.getpid())) - self._other_children()
         ) and time.monotonic() < deadline_s:
             _kill(left)
             _await_end(left, max(0.0, deadline_s - time.monotonic()))
@@ -174,39 +220,37 @@ class Programs:
         return ended
 
     def _fork(self, program: Program, descriptors: Sequence[int], listeners: int) -> int:
-        me = os.getpid()
+        """Fork a process and run a program in it. Return its pid; the child does not return."""
+        supervisor_pid = os.getpid()
         pid = os.fork()
         if pid:
             return pid
         try:
-            self._forget()
+            self._close_in_child()
             set_ahead(program.clock_ahead_ns)
-            for one in self._started.values():
-                _close(
-                    set(one.descriptors).difference(descriptors)
-                )  # a port must close when its program is given up
+            for started in self._started.values():
+                # else the ports of an ended program would stay open
+                _close(set(started.descriptors).difference(descriptors))
             adopt_orphans()
             if self._is_first:
-                _go_first()
+                _raise_oom_score()
             _redirect(Path(program.run_directory) / "log", program.name)
             for namespace in descriptors[listeners:]:
                 namespaces.enter(namespace)
             if not listeners:
-                with contextlib.suppress(
-                    OSError
-                ):  # this user may not have any: then none of its disks can break
+                with contextlib.suppress(OSError):  # not permitted: disk faults are unavailable
                     namespaces.leave_mounts()
             module, _, function = program.entry.partition(":")
             sockets = [socket.socket(fileno=listener) for listener in descriptors[:listeners]]
-            getattr(import_module(module), function)(program.arguments, sockets, me)
+            getattr(import_module(module), function)(program.arguments, sockets, supervisor_pid)
         except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
             traceback.print_exc()
         finally:
             os._exit(1)
 
 
-def _once(program: Program) -> Program:
-    """The same, not to be started again."""
+def _without_restarts(program: Program) -> Program:
+    """Return the program with restarts turned off."""
     return msgspec.structs.replace(program, restarts=0, over=0)
 
 
@@ -215,13 +259,17 @@ def _close(descriptors: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def _go_first() -> None:
-    """Where memory runs out, be ended before the supervisor: its end would be that of the container."""
+def _raise_oom_score() -> None:
+    """Raise this process's OOM score above the supervisor's.
+
+    The end of the supervisor would be that of the container.
+    """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
 
 
 def _redirect(directory: Path, name: str) -> None:
+    """Append standard output and standard error of this process to a log file."""
     directory.mkdir(parents=True, exist_ok=True)
     log = os.open(directory / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
@@ -230,13 +278,14 @@ def _redirect(directory: Path, name: str) -> None:
 
 
 def _kill(pids: Iterable[int]) -> None:
+    """SIGKILL processes, without those that are gone."""
     for pid, ticks in [(pid, start_ticks(pid)) for pid in pids]:
         if ticks is not None:
             kill_if_same(pid, ticks, signal.SIGKILL)
 
 
 def _await_end(pids: Iterable[int], limit_s: float) -> None:
-    """Wait until these processes have ended, or so long."""
+    """Wait until these processes have ended, or until the limit, which all of them share."""
     deadline_s = time.monotonic() + limit_s
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,8 @@
-"""The kernel and the backends of nodes that only the stream to their supervisor reaches."""
+"""Kernel and backends of nodes that are reached only through their supervisors.
+
+-> ``supervisor/actions.py``: the supervisor's side. ``core/processes.py`` and ``core/actions.py``:
+the interfaces.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ import msgspec
 
 from chaoskit.errors import HarnessError
 from chaoskit.process.linux import TcpTroubles
-from chaoskit.substrate.core.actions import Action, Applied
+from chaoskit.substrate.core.actions import CONTROLLERS, Action, Applied
+from chaoskit.substrate.core.launched_ranks import LaunchedRank
 from chaoskit.substrate.core.processes import Process, Thread
 from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
 from chaoskit.substrate.supervisor.messages import (
@@ -24,22 +29,23 @@ from chaoskit.substrate.supervisor.messages import (
 )
 from chaoskit.substrate.undo import UndoEntry
 
-Value = TypeVar("Value")
-_Described = tuple[int, int | None, str]
+Answer = TypeVar("Answer")
+_ProcessFields = tuple[int, int | None, str]
 
 
 class KernelAway:
-    """The kernel of a node, as its supervisor sees it.
+    """The kernel of a node, queried through its supervisor.
 
-    That no supervisor answers is no word of its processes: it is an error, unless it has said that it leaves, or
-    whatever keeps the node says that it is over.
+    Queries raise HarnessError if the supervisor does not answer, as its processes may still run.
+    There are two exceptions. The supervisor may have reported that nothing runs there any more, or
+    the platform may confirm that the node is over. The processes then count as gone.
 
     Args:
-        node_is_over: asks what keeps the node, when its supervisor is gone.
+        node_is_over: asks the platform whether the node is over, when its supervisor is gone.
 
     Attributes:
-        is_doubted: whether its supervisor may be gone though its stream is open: then it is asked nothing, as an answer
-            may not come for long.
+        is_doubted: True if the supervisor may be gone though its stream is open. It is not queried
+            then, as an answer may take long.
     """
 
     def __init__(self, node_is_over: Callable[[], bool] = lambda: False) -> None:
@@ -48,46 +54,55 @@ class KernelAway:
         self._is_over, self._node_is_over = False, node_is_over
 
     def reach_by(self, link: SupervisorLink) -> None:
-        """Ask this supervisor from now on."""
+        """Use this supervisor for further queries."""
         self._link, self._is_over = link, False
 
     def end(self) -> None:
-        """The node is over, by the word of what keeps it, such as the end of its container: nothing of it lives."""
+        """Note that the platform has confirmed the end of the node: none of its processes lives."""
         self._is_over = True
 
-    def _look(self, question: str, pid: int, ticks: int | None, value: Any, gone: Value) -> Value:
+    def _query(
+        self, question: str, pid: int, ticks: int | None, answer_type: Any, if_gone: Answer
+    ) -> Answer:
+        """Return the supervisor's answer about a process, or ``if_gone`` if the node is over.
+
+        Raises SupervisorGone if the supervisor is gone or doubted, and its processes may still run.
+        """
         if not self._is_over:
             assert self._link is not None
             try:
                 self._require_undoubted()
-                found: Value = self._link.request(AskKernel, question, pid, ticks, value=value)
-                return found
+                answer: Answer = self._link.request(
+                    AskKernel, question, pid, ticks, answer_type=answer_type
+                )
+                return answer
             except SupervisorGone:
                 if not (self._link.has_left or self._node_is_over()):
                     raise
                 self.end()
-        return gone
+        return if_gone
 
     def _require_undoubted(self) -> None:
+        """Raise SupervisorGone if the supervisor is doubted."""
         assert self._link is not None
         if self.is_doubted and self._link.is_open():
             raise SupervisorGone(f"{self._link.name} may be gone")
 
     def find(self, pid: int) -> Process:
-        nothing: _Described = (pid, None, "")
-        return Process(*self._look("find", pid, None, _Described, nothing), self)
+        if_gone: _ProcessFields = (pid, None, "")
+        return Process(*self._query("find", pid, None, _ProcessFields, if_gone), self)
 
     def tree(self, root: Process) -> list[Process]:
-        nothing: list[_Described] = []
-        found = self._look("tree", root.pid, root.ticks, list[_Described], nothing)
-        return [Process(*one, self) for one in found]
+        if_gone: list[_ProcessFields] = []
+        processes = self._query("tree", root.pid, root.ticks, list[_ProcessFields], if_gone)
+        return [Process(*fields, self) for fields in processes]
 
     def signal(self, process: Process, signum: int) -> None:
         if not self._is_over:
             assert self._link is not None
             try:
                 self._require_undoubted()
-                self._link.request(SendSignal, process.pid, process.ticks, signum, value=None)
+                self._link.request(SendSignal, process.pid, process.ticks, signum, answer_type=None)
                 return
             except SupervisorGone:
                 if not (self._link.has_left or self._node_is_over()):
@@ -96,27 +111,42 @@ class KernelAway:
         raise ProcessLookupError(f"{process.name} is gone with its node")
 
     def is_gone(self, process: Process) -> bool:
-        return self._look("is_gone", process.pid, process.ticks, bool, True)
+        return self._query("is_gone", process.pid, process.ticks, bool, True)
 
     def is_stopped(self, process: Process) -> bool:
-        return self._look("is_stopped", process.pid, process.ticks, bool, False)
+        return self._query("is_stopped", process.pid, process.ticks, bool, False)
 
     def threads(self, process: Process) -> dict[int, Thread]:
-        return self._look("threads", process.pid, process.ticks, dict[int, Thread], {})
+        return self._query("threads", process.pid, process.ticks, dict[int, Thread], {})
+
+    def launched_ranks(self, root: Process) -> dict[Process, LaunchedRank]:
+        if_gone: list[tuple[_ProcessFields, LaunchedRank]] = []
+        ranks = self._query(
+            "launched_ranks",
+            root.pid,
+            root.ticks,
+            list[tuple[_ProcessFields, LaunchedRank]],
+            if_gone,
+        )
+        return {Process(*fields, self): rank for fields, rank in ranks}
+
+    def exit_status(self, process: Process) -> int | None:
+        return self._query("exit_status", process.pid, process.ticks, int | None, None)
 
     def tcp_troubles(self, process: Process) -> TcpTroubles:
-        return self._look("tcp_troubles", process.pid, process.ticks, TcpTroubles, TcpTroubles())
+        return self._query("tcp_troubles", process.pid, process.ticks, TcpTroubles, TcpTroubles())
 
     def undo_stop(self, process: Process) -> Sequence[UndoEntry]:
-        return ()  # its supervisor ends everything when the runner is gone
+        return ()  # its supervisor ends everything with the runner
 
 
 class BackendAway:
-    """The backend of actions that supervisors carry out.
+    """Backend for actions that supervisors carry out.
 
     Args:
-        actions: those that they can.
-        link: of a node. root: the process below which a node runs.
+        actions: the kinds of actions that they can apply.
+        link: returns the link to the supervisor of a node.
+        root: returns the process whose descendants are all processes of a node.
     """
 
     def __init__(
@@ -128,7 +158,7 @@ class BackendAway:
     ) -> None:
         self.actions = actions
         self._link, self._root, self._run_directory = link, root, run_directory
-        self._nodes = set[str]()  # on which something was done
+        self._nodes = set[str]()  # nodes with actions
 
     def apply(self, node: str, action: Action) -> Applied:
         link, root = self._link(node), self._root(node)
@@ -137,15 +167,21 @@ class BackendAway:
 
     def release(self, node: str | None = None) -> None:
         for name in self._nodes if node is None else {node} & self._nodes:
-            with contextlib.suppress(SupervisorGone):  # it lifts everything when its stream ends
-                self._link(name).request(ReleaseNode, name, value=None)
+            with contextlib.suppress(SupervisorGone):  # it lifts all of them when its stream ends
+                self._link(name).request(ReleaseNode, name, answer_type=None)
 
     def close(self) -> None:
-        """Supervisors are closed with their links."""
+        """Do nothing: supervisors are closed with their links."""
 
 
 class AppliedAway:
-    """An action in force on a node. ``number``: by which its supervisor knows it."""
+    """Action in force on a node, which its supervisor counts and lifts.
+
+    Its methods raise HarnessError if the supervisor is gone before the action was lifted.
+
+    Args:
+        number: number of the action at its supervisor.
+    """
 
     def __init__(self, link: SupervisorLink, number: int) -> None:
         self._link, self.number = link, number
@@ -159,7 +195,7 @@ class AppliedAway:
     def lift(self) -> bool:
         if self._is_clean is None:
             self._is_clean, last = self._link.request(
-                LiftAction, self.number, value=tuple[bool, int]
+                LiftAction, self.number, answer_type=tuple[bool, int]
             )
             self._link.shown[self.number] = last
         return self._is_clean
@@ -172,24 +208,39 @@ def apply_away(
     root: Process | None = None,
     run_directory: Path = Path(),
 ) -> AppliedAway:
-    """Have a supervisor do something to a node. Raises HarnessError if it cannot.
+    """Apply an action to a node through its supervisor, and return the handle that lifts it.
+
+    Raises ProcessLookupError if the node is gone, and HarnessError if the action fails.
 
     Args:
-        root: the first process of the node, for what is done to processes. run_directory: of the run that it is of.
+        root: the process whose descendants are all processes of the node, for actions on processes.
+        run_directory: directory of the run.
     """
-    first = (root.pid, root.ticks) if root is not None else (0, None)
-    told = kind_name(type(action)), msgspec.json.encode(action)
+    root_key = (root.pid, root.ticks) if root is not None else (0, None)
+    encoded = kind_name(type(action)), msgspec.json.encode(action)
     return AppliedAway(
-        link, link.request(ApplyAction, node, first, str(run_directory), *told, value=int)
+        link,
+        link.request(ApplyAction, node, root_key, str(run_directory), *encoded, answer_type=int),
     )
 
 
 def why_not(link: SupervisorLink, action: type[Action]) -> str:
-    """Why a supervisor cannot do an action of this kind; "" if it can."""
-    reason: str = link.request(AskWhyNot, kind_name(action), value=str)
+    """Return why a supervisor cannot apply an action of this kind; "" if it can.
+
+    Raises HarnessError if the supervisor does not answer.
+    """
+    reason: str = link.request(AskWhyNot, kind_name(action), answer_type=str)
     return reason
 
 
+def supported_actions(link: SupervisorLink) -> frozenset[type[Action]]:
+    """Return the actions of control groups that a supervisor can apply.
+
+    Raises HarnessError if the supervisor does not answer.
+    """
+    return frozenset(action for action in CONTROLLERS if not why_not(link, action))
+
+
 def kind_name(action: type[Action]) -> str:
-    """As it travels: ``module:Class``."""
+    """Return the name of a kind of actions in messages: ``module:Class``."""
     return f"{action.__module__}:{action.__qualname__}"

@@ -1,4 +1,7 @@
-"""A Unix socket on a node, each line to which goes on to the runner through the stream of the node's supervisor."""
+"""A Unix socket on a node, whose lines are relayed to the runner by the supervisor.
+
+-> ``supervisor/client.py`` relays them on to a socket or a handler of the runner.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,15 @@ from chaoskit.process.linux import socket_name
 from chaoskit.substrate.supervisor.messages import LineClosed, LineData, LineOpened, Report
 
 LINE_BYTES_MAX = 2**16
-_LINES_MAX = 128  # that wait to be let in
-_numbers = itertools.count(1)  # of lines, never used again
+_LINES_MAX = 128  # that wait to be accepted
+_numbers = itertools.count(1)  # numbers of lines are never reused
 
 
 def receive(line: socket.socket) -> bytes:
-    """The next message on a line; empty when it has ended, or what came is no message. Raises BlockingIOError."""
+    """Return the next message on a line; empty at its end, or if the message is too long.
+
+    Raises BlockingIOError if there is no message yet.
+    """
     try:
         data, _, flags, _ = line.recvmsg(LINE_BYTES_MAX, 0, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -30,22 +36,26 @@ def receive(line: socket.socket) -> bytes:
 
 
 class LineDoor:
-    """Passes messages on, both ways; they stay whole. A process that does not read what it is told is hung up on.
+    """Relay of whole messages between processes of the node and the runner.
+
+    A process that does not read its messages is disconnected.
 
     Args:
-        path: of the socket. tell: the runner. selector: of the supervisor.
+        path: path of the socket.
+        send: sends a report to the runner.
+        selector: selector of the supervisor.
 
     Raises:
-        OSError: if there can be no socket at this path.
+        OSError: if no socket can be created at this path.
     """
 
     def __init__(
-        self, path: Path, tell: Callable[[Report], None], selector: selectors.BaseSelector
+        self, path: Path, send: Callable[[Report], None], selector: selectors.BaseSelector
     ) -> None:
-        self._path, self._tell, self._selector = path, tell, selector
+        self._path, self._send, self._selector = path, send, selector
         self._lines: dict[int, socket.socket] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # of a supervisor that was killed
+        path.unlink(missing_ok=True)  # left by a supervisor that was killed
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             with socket_name(path) as name:
@@ -58,52 +68,57 @@ class LineDoor:
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it has gone again, or there is no descriptor for it
+        """Accept a process, and report its new line to the runner."""
+        with contextlib.suppress(OSError):  # gone again, or no descriptor is free
             line, _ = self._listener.accept()
             line.setblocking(False)
             number = next(_numbers)
             self._lines[number] = line
-            self._selector.register(line, selectors.EVENT_READ, partial(self._pass_on, number))
-            self._tell(LineOpened(number))
+            self._selector.register(line, selectors.EVENT_READ, partial(self._forward, number))
+            self._send(LineOpened(number))
 
-    def _pass_on(self, number: int) -> None:
-        if number not in self._lines:  # it was hung up on in the same turn
+    def _forward(self, number: int) -> None:
+        """Send the next message of a process, or the end of its line, to the runner."""
+        if number not in self._lines:  # closed earlier in the same turn of the selector
             return
         with contextlib.suppress(BlockingIOError):
             if data := receive(self._lines[number]):
-                self._tell(LineData(number, data))
+                self._send(LineData(number, data))
             else:
-                self._hang_up(number)
-                self._tell(LineClosed(number))
+                self._close_line(number)
+                self._send(LineClosed(number))
 
     def take(self, message: LineData | LineClosed) -> None:
-        """What the runner says on a line."""
+        """Pass a message of the runner on to the process of its line, or end the line.
+
+        A message on a line that has ended is dropped. A line whose process is gone ends.
+        """
         if message.line not in self._lines:
             return
         if isinstance(message, LineClosed):
-            self._hang_up(message.line)
+            self._close_line(message.line)
             return
         try:
             self._lines[message.line].send(message.data)
         except OSError:
-            self._hang_up(message.line)
-            self._tell(LineClosed(message.line))
+            self._close_line(message.line)
+            self._send(LineClosed(message.line))
 
-    def _hang_up(self, number: int) -> None:
+    def _close_line(self, number: int) -> None:
         line = self._lines.pop(number)
         self._selector.unregister(line)
         line.close()
 
     def forget(self) -> None:
-        """In a child."""
-        for one in (self._listener, *self._lines.values()):
-            one.close()
+        """Close all sockets in a forked child."""
+        for open_socket in (self._listener, *self._lines.values()):
+            open_socket.close()
 
     def close(self) -> None:
-        """Hang up on all, and tell the runner."""
+        """Close all lines, report that to the runner, and remove the socket."""
         for number in list(self._lines):
-            self._hang_up(number)
-            self._tell(LineClosed(number))
+            self._close_line(number)
+            self._send(LineClosed(number))
         self._selector.unregister(self._listener)
         self._listener.close()
         self._path.unlink(missing_ok=True)

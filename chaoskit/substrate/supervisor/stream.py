@@ -1,4 +1,4 @@
-"""The stream between a runner and a supervisor, as both of them keep it."""
+"""Keep-alive of the stream between a runner and a supervisor."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ _DEAD_S = 20.0
 
 
 def watch(connection: socket.socket) -> None:
-    """Have the kernel find out within 20 s that the other machine, or the way to it, is gone; on TCP.
+    """Configure a TCP connection so that the kernel detects the loss of its other end within 20 s.
 
-    A process that is stopped is not gone: its kernel answers, as long as there is room for what comes. So little is
-    sent to a side that does not read (:data:`chaoskit.substrate.supervisor.files.IN_FLIGHT_BYTES`).
+    Nothing is done for a Unix socket, whose end the kernel reports at once.
+
+    A stopped process is not lost: its kernel answers, as long as its buffers have room. For that
+    reason little is sent to a side that does not read
+    (:data:`chaoskit.substrate.supervisor.files.IN_FLIGHT_BYTES`).
     """
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
+    for option, setting in (
         (socket.TCP_KEEPIDLE, _IDLE_S),
         (socket.TCP_KEEPINTVL, _PROBES_S),
         (socket.TCP_KEEPCNT, _PROBES),
         (socket.TCP_USER_TIMEOUT, int(_DEAD_S * 1000)),
     ):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        connection.setsockopt(socket.IPPROTO_TCP, option, setting)

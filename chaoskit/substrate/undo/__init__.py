@@ -1,13 +1,17 @@
-"""Undo, written ahead: what must be put back is in a file before anything is broken, and two others read that file.
+"""Write-ahead undo log: each change is recorded with its undo before it is made.
 
-* The *runner* (pytest, ``chaoskit launch``) writes an entry before each act, and marks it when it has undone that
-  (:mod:`.log`).
-* The *guard*, a small process beside it, waits for the runner's end, and puts back what is still open (:mod:`.guard`).
-* The *janitor* does the same where both are gone: every start of a run, and ``chaoskit cleanup`` (:mod:`.janitor`).
+* The *runner* (pytest, ``chaoskit launch``) writes an entry before each act, and marks it once the
+  act is undone (:mod:`.log`).
+* The *guard*, a small process beside the runner, waits for the runner's end and then undoes the
+  open entries (:mod:`.guard`).
+* The *janitor* does the same if both are gone. It runs at every start of a run and in ``chaoskit
+  cleanup`` (:mod:`.janitor`).
 
-Each of runner and guard holds a shared lock on the file, which the kernel releases however a process ends; the janitor
-touches only files that it can lock alone. All of it needs nothing but the standard library: it must work when the
-environment is what broke.
+Runner and guard each hold a shared lock on the file, which the kernel releases however a process
+ends. The janitor touches only files that it can lock exclusively. The package needs only the
+standard library: it must work when the environment is what broke.
+
+-> :mod:`.entries`: what can be undone. :mod:`.replay`: in which order, and how often it is tried.
 """
 
 from chaoskit.substrate.undo.entries import (

@@ -1,4 +1,4 @@
-"""``python -m chaoskit.substrate.undo``: the janitor, where nothing but Python works."""
+"""``python -m chaoskit.substrate.undo``: run the janitor, even where nothing but Python works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What an undo log says: one kind of entry for each kind of thing that must be put back, and how that is done."""
+"""Kinds of entries in an undo log, and how each of them is undone.
+
+-> ``undo/log.py`` writes them. ``undo/replay.py``: in which order they are undone, and how often a
+failing one is tried again.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,22 @@ from typing import Any, ClassVar
 
 from chaoskit.process.linux import is_ending, is_stopped, kill_if_same, start_ticks
 
-#: Every control group that chaoskit makes is named like this, and no other is ever removed. So is every temporary
-#: directory.
+#: Prefix of every control group and temporary directory that chaoskit makes. No others are ever
+#: removed.
 PREFIX = "chaoskit-"
-#: In a directory of runs, below the directory of each: what that is judged by.
+#: Name of the journal's folder in the directory of a run. A run is judged by its journal.
 JOURNAL = "journal"
-_CGROUP_BUSY_S = 5.0  # a process that was killed leaves its group only when the kernel has freed it
+_CGROUP_BUSY_S = 5.0  # a killed process leaves its group only once the kernel has freed it
 _CGROUP_LOOK_S = 0.005
 _COMMAND_S = 10.0
 _CGROUP_FILE_SYSTEMS = ("cgroup", "cgroup2")
 
 
 class RepairOutcome(StrEnum):
-    """What came of an entry."""
+    """Outcome of undoing an entry.
+
+    ``KEPT`` is that of a directory with a journal, which is not removed.
+    """
 
     REPAIRED = "repaired"
     NOTHING_LEFT = "nothing left"
@@ -36,107 +43,143 @@ class RepairOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UndoEntry:
-    """Base of all entries. ``act`` names the kind in the file; those of a lower ``order`` are undone first."""
+    """Base of all entries.
+
+    ``act`` names the kind in the file; kinds of a lower ``order`` are undone first.
+    """
 
     act: ClassVar[str] = ""
     order: ClassVar[int] = 0
-    #: For how long what was not found may still come: its maker was asked, and is another process.
+    #: Time in which the target may still appear, as another process was asked to create it.
     may_come_s: ClassVar[float] = 0.0
+    #: True if nothing is left of the target when its kernel has ended.
+    ends_with_kernel: ClassVar[bool] = False
 
     @property
     def target(self) -> str:
-        """What is put back, for people."""
+        """The name of the process, group or other thing that undo acts on, for messages."""
         raise NotImplementedError
 
-    def let_go(self) -> None:
-        """Before any entry is undone: let processes go on that could not even be killed as they are."""
+    def thaw(self) -> None:
+        """Let frozen processes of the target continue, as they could not even be killed.
+
+        It is called before any entry is undone. Most kinds do nothing.
+        """
 
     def ends_by_itself(self) -> bool:
-        """Whether it is a process that ends in order, with all that it has started, and has not ended yet."""
+        """Return whether the target is a live process that is about to end by itself.
+
+        All that it has started ends with it.
+        """
         return False
 
     def undo(self) -> RepairOutcome:
-        """Put it back. Called again after a while where it failed. Raises OSError where it failed, too."""
+        """Undo the act, and return the outcome. It is called again after a while if it failed.
+
+        Raises:
+            OSError: if it failed, with the reason. ``FAILED`` is returned where none is known.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessEntry(UndoEntry):
-    """A process, by pid and start time. No start time: it was gone before the act, and its number is another one's."""
+class ContinueEntry(UndoEntry):
+    """A process that is about to be stopped; undo continues it.
+
+    Attributes:
+        ticks: its start time; None if it was gone before the act, and its pid is not used.
+    """
 
     pid: int
     ticks: int | None
+
+    act: ClassVar[str] = "continue"
+    ends_with_kernel: ClassVar[bool] = True
 
     @property
     def target(self) -> str:
         return f"pid {self.pid}"
 
-    def _lives(self) -> bool:
-        return (
-            self.ticks is not None
-            and start_ticks(self.pid) == self.ticks
-            and not is_ending(self.pid)
-        )
-
-    def _signal(self, signum: int) -> bool:
-        """Send a signal; False if the process is gone. Raises OSError if it may not be sent."""
-        if not self._lives():
-            return False
-        if not kill_if_same(self.pid, self.ticks, signum) and self._lives():
-            raise PermissionError(f"no signal can be sent to pid {self.pid}")
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class ContinueEntry(ProcessEntry):
-    """A process that is about to be stopped."""
-
-    act: ClassVar[str] = "continue"
-
     def undo(self) -> RepairOutcome:
         was_stopped = is_stopped(self.pid, self.ticks)
-        self._signal(signal.SIGCONT)  # takes back a stop that is on its way, too
+        _signal(self.pid, self.ticks, signal.SIGCONT)  # cancels a pending stop, too
         return RepairOutcome.REPAIRED if was_stopped else RepairOutcome.NOTHING_LEFT
 
 
 @dataclass(frozen=True, slots=True)
-class KillEntry(ProcessEntry):
-    """A process of ours, to be killed; what it has started is not."""
+class KillEntry(UndoEntry):
+    """A process of chaoskit; undo kills it, but not its children.
+
+    Attributes:
+        ticks: its start time; None if it was gone before the act, and its pid is not used.
+    """
+
+    pid: int
+    ticks: int | None
 
     act: ClassVar[str] = "kill"
     order: ClassVar[int] = 2
+    ends_with_kernel: ClassVar[bool] = True
+
+    @property
+    def target(self) -> str:
+        return f"pid {self.pid}"
 
     def undo(self) -> RepairOutcome:
-        return (
-            RepairOutcome.REPAIRED if self._signal(signal.SIGKILL) else RepairOutcome.NOTHING_LEFT
-        )
+        return _kill(self.pid, self.ticks)
 
 
 @dataclass(frozen=True, slots=True)
-class EndEntry(KillEntry):
-    """A process that sees the end of its runner, and then ends with all that it has started; killed if it does not."""
+class EndEntry(UndoEntry):
+    """A process that ends by itself, with all that it has started, when its runner ends.
+
+    Undo kills it otherwise.
+
+    Attributes:
+        ticks: its start time; None if it was gone before the act, and its pid is not used.
+    """
+
+    pid: int
+    ticks: int | None
 
     act: ClassVar[str] = "end"
+    order: ClassVar[int] = 2
+    ends_with_kernel: ClassVar[bool] = True
+
+    @property
+    def target(self) -> str:
+        return f"pid {self.pid}"
 
     def ends_by_itself(self) -> bool:
-        return self._lives()
+        return _is_alive(self.pid, self.ticks)
+
+    def undo(self) -> RepairOutcome:
+        return _kill(self.pid, self.ticks)
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupEntry(UndoEntry):
-    """A control group of ours. What is in it goes back to ``home``, where what was frozen goes on."""
+    """A control group of chaoskit.
+
+    Undo moves its processes to ``home``, where frozen ones continue, and removes it.
+
+    Attributes:
+        path: directory of the group.
+        home: directory of the group that its processes came from.
+    """
 
     path: str
     home: str
 
     act: ClassVar[str] = "cgroup"
     order: ClassVar[int] = 3
+    ends_with_kernel: ClassVar[bool] = True
 
     @property
     def target(self) -> str:
         return self.path
 
-    def let_go(self) -> None:
+    def thaw(self) -> None:
         if _is_cgroup(self.path) and _is_cgroup(self.home):
             evacuate(Path(self.path), Path(self.home))
 
@@ -155,7 +198,11 @@ class CgroupEntry(UndoEntry):
 
 @dataclass(frozen=True, slots=True)
 class ContainerEntry(UndoEntry):
-    """A container of ours, by its name and the owner in its labels. ``daemon``: the socket of its Docker daemon."""
+    """A container of chaoskit, by its name and the owner in its labels. Undo removes it.
+
+    Attributes:
+        daemon: socket of its Docker daemon.
+    """
 
     name: str
     owner: str
@@ -170,9 +217,8 @@ class ContainerEntry(UndoEntry):
         return self.name
 
     def undo(self) -> RepairOutcome:
-        from chaoskit.substrate.undo import (
-            docker_janitor,
-        )  # HTTP takes 30 ms to import, and mostly nothing needs it
+        # imported here, as it imports HTTP, which takes 30 ms and is rarely needed
+        from chaoskit.substrate.undo import docker_janitor
 
         removed = docker_janitor.remove_container(self.daemon, self.name, self.owner)
         return RepairOutcome.REPAIRED if removed else RepairOutcome.NOTHING_LEFT
@@ -180,7 +226,11 @@ class ContainerEntry(UndoEntry):
 
 @dataclass(frozen=True, slots=True)
 class DirectoryEntry(UndoEntry):
-    """A temporary directory of ours. One that holds a journal is kept: the run in it can be judged."""
+    """A temporary directory of chaoskit.
+
+    Undo removes it, unless a directory in it holds a journal: that run can still be judged. A
+    directory of another user or with another prefix is not removed, and the undo fails.
+    """
 
     path: str
 
@@ -209,14 +259,15 @@ class DirectoryEntry(UndoEntry):
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry(UndoEntry):
-    """A command that puts something back, for what other distributions break. It must end with status 0 where nothing
-    is left to do, too, and within 10 s.
+    """A command that undoes a change of another distribution.
+
+    It must end within 10 s, and with status 0 also if nothing is left to undo.
     """
 
-    words: str  # separated as a shell does; no shell runs it
+    words: str  # split like a shell's command line, but run without a shell
 
     act: ClassVar[str] = "command"
-    order: ClassVar[int] = 1  # when processes go on, and before they are ended
+    order: ClassVar[int] = 1  # after processes continue, and before they are killed
 
     @property
     def target(self) -> str:
@@ -260,30 +311,62 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def to_json(entry: UndoEntry, number: int) -> dict[str, Any]:
-    """Return what of an entry stands in its file."""
+    """Return the entry as a JSON object for a line of the undo file."""
     return {"entry": number, "act": entry.act, **asdict(entry)}
 
 
 def from_json(line: dict[str, Any]) -> UndoEntry | None:
-    """Return the entry that a line holds; None if it holds none."""
+    """Return the entry that a line of an undo file holds, or None if it holds no valid entry."""
     kind = _KINDS.get(str(line.get("act")))
     if kind is None or not isinstance(line.get("entry"), int):
         return None
-    named = {one.name: one.type for one in fields(kind)}
-    known = all(
-        name in line and isinstance(line[name], _JSON_TYPES[str(of)]) for name, of in named.items()
+    types = {field.name: field.type for field in fields(kind)}
+    is_complete = all(
+        name in line and isinstance(line[name], _JSON_TYPES[str(type_name)])
+        for name, type_name in types.items()
     )
-    return kind(**{name: line[name] for name in named}) if known else None
+    return kind(**{name: line[name] for name in types}) if is_complete else None
+
+
+def _is_alive(pid: int, ticks: int | None) -> bool:
+    """Return whether the process with this pid and start time still runs its own code."""
+    return ticks is not None and start_ticks(pid) == ticks and not is_ending(pid)
+
+
+def _signal(pid: int, ticks: int | None, signum: int) -> bool:
+    """Send a signal to a process, and return whether the process was there to receive it.
+
+    Raises OSError if the signal may not be sent.
+    """
+    if not _is_alive(pid, ticks):
+        return False
+    if not kill_if_same(pid, ticks, signum) and _is_alive(pid, ticks):
+        raise PermissionError(f"no signal can be sent to pid {pid}")
+    return True
+
+
+def _kill(pid: int, ticks: int | None) -> RepairOutcome:
+    """Kill a process, and return ``REPAIRED``, or ``NOTHING_LEFT`` if it was gone.
+
+    Raises OSError if it may not be killed.
+    """
+    return (
+        RepairOutcome.REPAIRED
+        if _signal(pid, ticks, signal.SIGKILL)
+        else RepairOutcome.NOTHING_LEFT
+    )
 
 
 def remove_cgroup(path: Path, home: Path, patience_s: float = _CGROUP_BUSY_S) -> bool:
-    """Move the processes of a control group of ours to ``home``, where what was frozen goes on, and remove it.
+    """Move the processes of a control group of chaoskit to ``home``, and remove the group.
+
+    Frozen processes continue there.
 
     Args:
-        patience_s: for how long a group that is still busy is tried again.
+        patience_s: time for which removal of a busy group is retried; 0 for one try.
 
     Returns:
-        False if it cannot be removed.
+        True if the group is gone; False if it cannot be removed, or is not one of chaoskit.
     """
     if not path.name.startswith(PREFIX) or not (path / "cgroup.procs").is_file():
         return not path.exists()
@@ -303,17 +386,18 @@ def remove_cgroup(path: Path, home: Path, patience_s: float = _CGROUP_BUSY_S) ->
 
 
 def evacuate(path: Path, home: Path) -> None:
-    """Move the processes of a control group to ``home``."""
+    """Move the processes of a control group to ``home``, or to its parent if ``home`` is gone."""
     with contextlib.suppress(OSError):  # the group is gone
         for pid in (path / "cgroup.procs").read_text().split():
-            with contextlib.suppress(
-                OSError
-            ):  # the process is ending: it leaves the group by itself
+            with contextlib.suppress(OSError):  # an ending process leaves by itself
                 ((home if home.is_dir() else path.parent) / "cgroup.procs").write_text(pid)
 
 
 def _is_cgroup(path: str) -> bool:
-    """Whether a path lies in a hierarchy of control groups, without a link on its way: a file may say anything."""
+    """Return whether a path lies in a hierarchy of control groups.
+
+    A path with a symbolic link does not count: it comes from a file and cannot be trusted.
+    """
     if os.path.realpath(path) != path:
         return False
     mounts = [

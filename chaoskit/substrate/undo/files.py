@@ -1,4 +1,7 @@
-"""Where undo files lie, and the locks by which it is known that a runner or a guard still answers for one."""
+"""Undo files, and the locks that show whether a runner or a guard still handles one.
+
+-> ``undo/log.py`` and ``undo/replay.py``: what is written into a file and read from it.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,25 @@ _PRIVATE = 0o700
 
 
 def candidates() -> list[Path]:
-    """Directories for what lives until the next boot, the best one first.
+    """Return the directories for files that live until the next boot, the best one first.
 
-    ``$XDG_RUNTIME_DIR/chaoskit``; ``/run/chaoskit`` for root; ``chaoskit-UID`` among the temporary files. Never the
-    home directory: other machines may share it, and their processes have other pids.
+    ``$XDG_RUNTIME_DIR/chaoskit``; ``/run/chaoskit`` for root; ``chaoskit-UID`` among the temporary
+    files. The home directory is never used: other machines may share it, and their processes have
+    other pids.
     """
     runtime, user = os.environ.get("XDG_RUNTIME_DIR"), os.geteuid()
-    found = [Path(runtime) / "chaoskit"] if runtime and _is_of(Path(runtime), user) else []
-    found += [Path("/run/chaoskit")] if user == 0 else []
-    return [*found, Path(os.environ.get("TMPDIR") or "/tmp") / f"chaoskit-{user}"]
+    directories = (
+        [Path(runtime) / "chaoskit"] if runtime and _belongs_to(Path(runtime), user) else []
+    )
+    directories += [Path("/run/chaoskit")] if user == 0 else []
+    return [*directories, Path(os.environ.get("TMPDIR") or "/tmp") / f"chaoskit-{user}"]
 
 
-def _is_of(directory: Path, user: int) -> bool:
-    """Whether a directory is the user's, or can still be made: under sudo the variable may name another user's."""
+def _belongs_to(directory: Path, user: int) -> bool:
+    """Return whether a directory belongs to the user or does not exist yet.
+
+    Under sudo the environment variable may name another user's.
+    """
     try:
         return directory.stat().st_uid == user
     except OSError:
@@ -38,7 +47,7 @@ def _is_of(directory: Path, user: int) -> bool:
 
 
 def runtime_directory() -> Path:
-    """Return the first candidate that this user owns alone, or can make.
+    """Return the first candidate that only this user can write to; it is created if missing.
 
     Raises:
         BadInput: if there is none.
@@ -56,7 +65,11 @@ def runtime_directory() -> Path:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that is this user's alone. Raises OSError if it is there, and another user may write into it."""
+    """Create a directory that only this user can write to, unless it is there.
+
+    Raises:
+        OSError: if it cannot be created or written, or another user may write to it.
+    """
     directory.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
     if not is_private(directory):
         raise PermissionError(f"{directory} belongs to another user, or others may write into it")
@@ -65,22 +78,28 @@ def make_private(directory: Path) -> None:
 
 
 def is_private(directory: Path) -> bool:
-    """Whether only this user can have written what is in a directory."""
+    """Return whether only this user can write to a directory; False if there is none."""
     try:
-        found = directory.lstat()
+        status = directory.lstat()
     except OSError:
         return False
-    writable_by_others = stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not writable_by_others
+    writable_by_others = stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not writable_by_others
 
 
 def folder(directory: Path) -> Path:
-    """Where below a runtime directory the undo files are."""
+    """Return the directory of the undo files below a runtime directory."""
     return directory / _FOLDER
 
 
 def make(directory: Path) -> tuple[Path, int]:
-    """Make an undo file, locked by this process. Return its path and a descriptor that appends to it."""
+    """Create an undo file, locked by this process.
+
+    Return its path and a descriptor that appends to it. Raises OSError if it cannot be created.
+
+    Args:
+        directory: a runtime directory.
+    """
     make_private(folder(directory))
     while True:
         path = folder(directory) / f"{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
@@ -88,20 +107,24 @@ def make(directory: Path) -> tuple[Path, int]:
             path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if is_at(path, descriptor):  # else a janitor has found it before it was locked, and empty
+        if is_at(path, descriptor):  # else a janitor removed it while it was unlocked
             return path, descriptor
         os.close(descriptor)
 
 
-def share(path: Path) -> int:
-    """Return a descriptor of an undo file, which is locked as long as that is open, beside other holders."""
+def lock_shared(path: Path) -> int:
+    """Lock an undo file beside other holders, and return a descriptor that appends to it.
+
+    The call waits while a janitor has the file. Closing the descriptor releases the lock. Raises
+    OSError if the file is gone or belongs to another user.
+    """
     descriptor = _open(path)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
 
 
 def is_at(path: Path, descriptor: int) -> bool:
-    """Whether the open file is the one that has this path now."""
+    """Return whether the open file is still the one at this path."""
     try:
         return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(descriptor))
     except OSError:
@@ -109,22 +132,24 @@ def is_at(path: Path, descriptor: int) -> bool:
 
 
 def remove(path: Path, descriptor: int) -> None:
-    """Remove an undo file, if it is still the open one."""
+    """Remove an undo file if the path still leads to the open file."""
     with contextlib.suppress(OSError):  # the directory cannot be written, or is gone
         if is_at(path, descriptor):
             path.unlink()
 
 
 @contextlib.contextmanager
-def abandoned(path: Path) -> Iterator[int | None]:
-    """A descriptor of an undo file of which neither runner nor guard is left; None where one is, or it is not ours.
+def locked_if_abandoned(path: Path) -> Iterator[int | None]:
+    """Lock an undo file exclusively for the duration of a ``with``, and yield a descriptor.
+
+    The descriptor is None if a runner or a guard still holds the file, or the file is gone.
 
     Raises:
-        OSError: if it cannot be read.
+        OSError: if the file cannot be read, or belongs to another user.
     """
     try:
         descriptor = _open(path)
-    except FileNotFoundError:  # its runner ended in order just now, or another janitor was faster
+    except FileNotFoundError:  # removed by its runner or another janitor just now
         yield None
         return
     try:
@@ -138,16 +163,17 @@ def abandoned(path: Path) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def listed(directory: Path) -> list[Path]:
-    """Return the undo files of a runtime directory; none where others may write into it."""
+def undo_files(directory: Path) -> list[Path]:
+    """Return the undo files of a runtime directory; none if others may write to it."""
     below = folder(directory)
     return sorted(below.glob(f"*{_SUFFIX}")) if is_private(directory) and is_private(below) else []
 
 
 def _open(path: Path) -> int:
+    """Return a descriptor of a regular file of this user. Raises OSError if it is none."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(descriptor)
         raise PermissionError(f"{path} is not a file of this user")
     return descriptor

@@ -1,4 +1,9 @@
-"""The runner's end of an undo file: entries are written before acts, and a guard is there before the first entry."""
+"""The runner's side of an undo file.
+
+Entries are written before acts, and a guard is started before the first entry.
+
+-> ``undo/guard.py``: what undoes them if the runner is killed. ``undo/entries.py``: the entries.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +30,32 @@ _PATIENCE_S = 5.0
 
 
 class Undo:
-    """What must be put back for one act."""
+    """The entries of one act in an undo log."""
 
     def __init__(self, log: UndoLog, numbers: tuple[int, ...]) -> None:
         self._log, self._numbers = log, numbers
 
     def done(self) -> None:
-        """Nothing is left to undo."""
-        with contextlib.suppress(HarnessError):  # no room: it is found done at the end
+        """Mark the entries as done: nothing is left to undo. A second call changes nothing.
+
+        Nothing is raised if the disk is full: the last replay finds them done.
+        """
+        with contextlib.suppress(HarnessError):  # disk full: the last replay finds it done
             self._log.write(*({"done": number} for number in self._numbers))
         self._numbers = ()
 
 
 class UndoLog:
-    """An undo file of this process, with a guard of its own; both begin with the first entry. Any thread may use it.
+    """An undo file of this process, with a guard of its own. Thread-safe.
 
-    Entries are not synced to a disk: what they name is gone when the machine goes down.
+    File and guard are created with the first entry. Entries are not synced to disk: their targets
+    are gone when the machine goes down.
 
     Args:
         directory: a runtime directory; None for this user's.
 
     Raises:
-        BadInput: if there is none that can be written.
+        BadInput: if none can be written to.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -64,18 +73,23 @@ class UndoLog:
 
     @property
     def guard_pid(self) -> int | None:
-        """Pid of the guard; None before the first entry."""
+        """The pid of the guard; None before the first entry."""
         return None if self._guard is None else self._guard.pid
 
     def plan(self, *entries: UndoEntry) -> Undo:
-        """Write down how to undo what is about to be done. It is, from then on, also if this process is killed.
+        """Write undo entries for an act that is about to happen.
+
+        They are replayed even if this process is killed. Return the object by which they are marked
+        as done once the act is undone.
 
         Raises:
-            HarnessError: if there can be no guard, no room, or this is a fork of the process that made the log.
+            HarnessError: if no guard can start, the disk is full, or this process is a fork of the
+                log's owner.
+            OSError: if the undo file cannot be created.
         """
         if os.getpid() != self._owner:
             raise HarnessError(
-                "an undo log is of use only to the process that made it: make another one"
+                "an undo log can be used only by the process that created it: create another one"
             )
         with self._lock:
             path = self._make()
@@ -89,6 +103,7 @@ class UndoLog:
             return Undo(self, numbers)
 
     def _make(self) -> Path:
+        """Return the path of the undo file, which is created at the first call."""
         if self._path is None:
             path, self._descriptor = files.make(self._directory)
             try:
@@ -102,7 +117,7 @@ class UndoLog:
         return self._path
 
     def write(self, *lines: Mapping[str, object]) -> None:
-        """Append lines, all or none.
+        """Append lines, all or none. Nothing is written after the end, or in a fork of the owner.
 
         Raises:
             HarnessError: if there is no room for them.
@@ -116,14 +131,19 @@ class UndoLog:
                 is_whole = os.write(self._descriptor, data) == len(data)
             except OSError as error:
                 raise HarnessError(
-                    f"undo cannot be written to {self._directory}: {error}"
+                    f"the undo log cannot be written to {self._directory}: {error}"
                 ) from error
             if not is_whole:
                 os.ftruncate(self._descriptor, size_bytes)
-                raise HarnessError(f"undo cannot be written to {self._directory}: there is no room")
+                raise HarnessError(
+                    f"the undo log cannot be written to {self._directory}: no space is left"
+                )
 
     def forget(self) -> None:
-        """In a fork of the process that made the log: let go of its file, which is locked as long as it is open."""
+        """Close the file in a fork of the process that made the log.
+
+        An open descriptor would keep the file locked.
+        """
         if self._descriptor >= 0 and os.getpid() != self._owner:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -131,11 +151,14 @@ class UndoLog:
                 self._guard.stdin.close()
 
     def close(self) -> None:
-        """Put back what is still open, and remove the file; it stays, for the next start, where something fails."""
+        """Undo the open entries, and remove the file.
+
+        It stays for the next start if something fails. Nothing is done in a fork of the owner.
+        """
         with self._lock:
             if self._path is None or os.getpid() != self._owner:
                 return
-            is_left = self._guard is None or not _let_go(self._guard)
+            is_left = self._guard is None or not _dismiss_guard(self._guard)
             if is_left and is_over(*replay_file(self._descriptor, _PATIENCE_S)):
                 files.remove(self._path, self._descriptor)
             descriptor = self._descriptor
@@ -144,7 +167,11 @@ class UndoLog:
 
 
 def temporary_directory(name: str, undo: UndoLog) -> tuple[Path, Undo]:
-    """Make a directory of ours among the temporary files; its removal is written ahead."""
+    """Create a temporary directory of chaoskit. Its removal is written to the undo log first.
+
+    Return its path, and the entry to be marked as done after its removal. Raises HarnessError or
+    OSError if the entry cannot be written or the directory cannot be created.
+    """
     path = Path(tempfile.gettempdir()) / f"{PREFIX}{name}-{secrets.token_hex(8)}"
     planned = undo.plan(DirectoryEntry(str(path)))
     path.mkdir(mode=0o700)
@@ -152,7 +179,10 @@ def temporary_directory(name: str, undo: UndoLog) -> tuple[Path, Undo]:
 
 
 def _start_guard(path: Path) -> subprocess.Popen[bytes]:
-    """Start it, and wait until it holds the file."""
+    """Start a guard, wait until it holds the file, and return its process.
+
+    Raises HarnessError if it does not start.
+    """
     command = [sys.executable, *guard.command(path, os.getpid())]
     pipe = subprocess.PIPE
     try:
@@ -162,8 +192,8 @@ def _start_guard(path: Path) -> subprocess.Popen[bytes]:
     except OSError as error:
         raise HarnessError(f"the undo guard cannot be started: {error}") from error
     assert process.stdout is not None
-    with process.stdout as said:
-        if await_readable([said.fileno()], _READY_S) and said.readline().strip() == guard.READY:
+    with process.stdout as output:
+        if await_readable([output.fileno()], _READY_S) and output.readline().strip() == guard.READY:
             return process
     process.kill()
     process.wait()
@@ -171,25 +201,25 @@ def _start_guard(path: Path) -> subprocess.Popen[bytes]:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the guard runs no code any more; the rest of its exit is waited for."""
+    """Return whether the guard runs no code any more. If it is exiting, wait for its end."""
     if process.poll() is None and is_ending(process.pid):
-        process.wait()  # until then ``poll`` takes it for one that runs
+        process.wait()  # until then ``poll`` reports it as running
     return process.poll() is not None
 
 
-def _let_go(process: subprocess.Popen[bytes]) -> bool:
-    """Tell the guard that the runner ends in order, and wait until it has put back what was open.
+def _dismiss_guard(process: subprocess.Popen[bytes]) -> bool:
+    """Signal the runner's orderly end to the guard, and wait until it has undone the open entries.
 
     Returns:
-        False if the guard is gone, or does not end.
+        False if the guard was gone, or did not end and was killed: the entries may still be open.
     """
     assert process.stdin is not None
     try:
         if not process.stdin.closed:  # else an earlier call was interrupted
-            with process.stdin as told:
-                told.write(b"end\n")
+            with process.stdin as pipe:
+                pipe.write(b"end\n")
         return process.wait(_END_S) == 0
     except (BrokenPipeError, subprocess.TimeoutExpired):
-        process.kill()  # two must not replay one file
+        process.kill()  # two processes must not replay one file
         process.wait()
         return False

@@ -1,4 +1,8 @@
-"""The control protocol: what coordinator, agents, workers and the harness say to each other; frames.py carries it."""
+"""Messages of the control protocol between coordinator, agents, workers and the harness.
+
+-> wire/frames.py sends them; coordinator/plane.py has a table of their handlers in a coordinator,
+agent/agent.py (``_carry_out``) and runtime/worker/process.py obey the orders.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ from chaoskit.wire.messages.nodes import (
     NodeLost,
     ObserverHello,
     Probe,
-    Store,
+    StoreStep,
     Welcome,
 )
 from chaoskit.wire.messages.rendezvous import (
@@ -73,6 +77,7 @@ from chaoskit.wire.messages.workers import (
     RuleFired,
     StartWorker,
     StopWorker,
+    Suspicion,
     WorkerDone,
     WorkerFailed,
     WorkerLost,
@@ -84,16 +89,16 @@ from chaoskit.wire.messages.worlds import (
     Formed,
     GroupBroken,
     Healed,
-    Loss,
     Member,
+    OfferedSnapshot,
     Plan,
+    RankLoss,
     Recall,
     Sealed,
-    Snapshot,
     SourceFailed,
 )
 
-#: What may come over a connection.
+#: Messages that may come over a connection.
 AnyMessage = (
     Plan
     | AgentHello
@@ -111,7 +116,7 @@ AnyMessage = (
     | WorkerReady
     | Holding
     | WorkerLost
-    | Store
+    | StoreStep
     | Accuse
     | LinesMatched
     | RuleFired
@@ -184,18 +189,19 @@ __all__ = [
     "LinesMatched",
     "LinksMeasured",
     "LinksTested",
-    "Loss",
     "MeasureLinks",
     "Member",
     "Message",
     "NodeLost",
     "NoticeCancelled",
     "ObserverHello",
+    "OfferedSnapshot",
     "PairReading",
     "Plan",
     "Probe",
     "Proof",
     "Put",
+    "RankLoss",
     "Recall",
     "RendezvousHello",
     "Resume",
@@ -203,13 +209,13 @@ __all__ = [
     "RuleFired",
     "ScaleTo",
     "Sealed",
-    "Snapshot",
     "SourceFailed",
     "SpotNotice",
     "StartWorker",
     "StopWorker",
-    "Store",
+    "StoreStep",
     "Superseded",
+    "Suspicion",
     "TestLinks",
     "ThreadAnswered",
     "Trigger",

@@ -1,4 +1,8 @@
-"""The health of a node, and of the links to others."""
+"""Messages about the health of a node, and of its links to others.
+
+-> daemon/node_check.py, daemon/link_probe.py and agent/agent.py measure;
+coordinator/handlers/on_measurement.py acts on the results. health/finding.py makes a finding.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ from chaoskit.wire.messages.base import Message
 
 
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing that a health probe looked at on ``node``.
+    """Result of a health probe for one property of ``node``.
 
-    ``what`` names it with its unit, as ``disk.free_bytes`` or ``gpu0.temperature_c``. ``limit``: what ``value`` was
-    compared with, "" for nothing. ``remedy``: what would help; "" where nothing is wrong.
+    ``what`` names the property with its unit, such as ``disk.free_bytes`` or
+    ``gpu0.temperature_c``. ``limit`` is the limit of ``value``, or "" if it has none. ``remedy`` is
+    "" if nothing is wrong.
     """
 
     what: str
@@ -26,7 +31,10 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HealthReport(Message, frozen=True):
-    """All that an agent has found on its node; the last report counts. ``took_ms``: how long it looked."""
+    """All findings of an agent about its node; the last report counts.
+
+    ``took_ms`` is the time that the examination took.
+    """
 
     node: str
     findings: tuple[Finding, ...]
@@ -34,14 +42,17 @@ class HealthReport(Message, frozen=True):
 
 
 class TestLinks(Message, frozen=True):
-    """Asks an agent to connect to other nodes: node, host and port of each."""
+    """Request to an agent to connect to other nodes. ``targets``: name, host and port of each.
+
+    Without targets, it asks only for a sign of life. ``number`` is repeated in the answer.
+    """
 
     number: int
     targets: tuple[tuple[str, str, int], ...]
 
 
 class LinksTested(Message, frozen=True):
-    """Answers :class:`TestLinks`: the nodes that could not be connected to."""
+    """Answer to :class:`TestLinks`: the nodes to which no connection could be made."""
 
     node: str
     number: int
@@ -49,11 +60,14 @@ class LinksTested(Message, frozen=True):
 
 
 class PairReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A test of the way to ``address``, of ``node``. With an ``error`` the rest is what was measured before it.
+    """Measurement of the path to ``node`` at ``address``.
 
-    ``offset_ms``: how far the other wall clock is ahead of ours, give or take half the shortest round trip.
-    ``path_ms``, ``path_sent_mb_s``, ``path_received_mb_s``: round trip and streams as the kernels of both sides have
-    seen them, whether anybody had a CPU or not; 0 where they do not tell.
+    With an ``error``, the other fields hold the measurements before it. ``connect_ms``: time until
+    the connection was authenticated; 0 if it failed. ``rtt_ms``: each round trip. ``intact``: the
+    data arrived unchanged. ``offset_ms``: how far the other wall clock is ahead of this one, give
+    or take half the shortest round trip. ``path_ms``, ``path_sent_mb_s``, ``path_received_mb_s``:
+    round trip and streams as the kernels of both sides have measured them; 0 if they do not report
+    them. A wait of the processes for a CPU does not count.
     """
 
     address: str
@@ -71,7 +85,10 @@ class PairReading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class MeasureLinks(Message, frozen=True):
-    """Asks a node how good its links to others are: node, host and port of each. ``joins``: it is new here."""
+    """Request to a node to measure its links to others. ``targets``: name, host and port of each.
+
+    ``joins``: the node is new in the run. ``number`` and ``joins`` are repeated in the answer.
+    """
 
     number: int
     targets: tuple[tuple[str, str, int], ...]
@@ -79,7 +96,7 @@ class MeasureLinks(Message, frozen=True):
 
 
 class LinksMeasured(Message, frozen=True):
-    """Answers :class:`MeasureLinks`."""
+    """Answer to :class:`MeasureLinks`, with one reading for each target."""
 
     node: str
     number: int

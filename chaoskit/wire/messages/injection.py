@@ -1,5 +1,6 @@
-"""How the harness of an experiment reaches into workers and checkpoint daemons; see
-:mod:`chaoskit.wire.injection_line`.
+"""Messages by which the harness of an experiment acts on workers and checkpoint daemons.
+
+:mod:`chaoskit.wire.injection_line` carries them.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import msgspec
 
 
 class InjectionMessage(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of what is said on the line of a worker or a checkpoint daemon. No coordinator hears any of it."""
+    """Base of the messages on the line of a worker or a checkpoint daemon.
+
+    No coordinator receives them.
+    """
 
 
 class Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The moment at which a rank stops and waits for its fault.
+    """Moment at which a rank stops and waits for its fault.
 
-    ``rank`` and ``step`` -1 match any. ``phase``: of a step or a recovery, or ``load``. ``generation``: the least one.
-    ``role`` "most_shards" matches the rank that has most of them; "healer" stops the rank that is about to pull.
+    ``rank`` and ``step`` -1 match any. ``phase``: phase of a step or a recovery, or ``load``.
+    ``generation``: the lowest generation. ``role`` "most_shards" matches the rank with most shards;
+    "healer" stops the rank that is about to pull.
     """
 
     fault: str
@@ -29,9 +34,10 @@ class Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InjectionAct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An act that a worker or a node does to itself on order, by its name.
+    """Act that a worker or a node does to itself on order, by its name, with its options.
 
-    For workers see :mod:`chaoskit.runtime.injection`, for nodes :mod:`chaoskit.daemon.injection`.
+    :mod:`chaoskit.runtime.injection` has those of workers, :mod:`chaoskit.daemon.injection` those
+    of nodes.
     """
 
     name: str
@@ -39,7 +45,7 @@ class InjectionAct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InjectionHello(InjectionMessage, frozen=True):
-    """The first word of a worker, or with ``worker`` "" of the checkpoint daemon of ``node``."""
+    """First message of a worker, or with ``worker`` "" of the checkpoint daemon of ``node``."""
 
     token: str
     node: str
@@ -47,9 +53,10 @@ class InjectionHello(InjectionMessage, frozen=True):
 
 
 class AtHook(InjectionMessage, frozen=True):
-    """A worker waits at a trigger until it is released. ``peer``: the worker that it is about to pull from.
+    """Report of a worker that waits at a trigger until it is released.
 
-    ``generation``: of the membership in which it stands; 0 before its first.
+    ``peer``: the worker that it is about to pull from. ``generation``: number of its membership; 0
+    before its first.
     """
 
     worker: str
@@ -64,9 +71,10 @@ class AtHook(InjectionMessage, frozen=True):
 
 
 class ArmTriggers(InjectionMessage, frozen=True):
-    """Stop at these triggers, each once. The first answers to a worker that says hello have those of the plan.
+    """Order to stop at these triggers, each once.
 
-    ``more``: another part follows at once.
+    The first answers to a worker that says hello have the triggers of the plan. ``more``: another
+    part follows at once.
     """
 
     triggers: tuple[Trigger, ...]
@@ -74,21 +82,28 @@ class ArmTriggers(InjectionMessage, frozen=True):
 
 
 class Resume(InjectionMessage, frozen=True):
-    """Let the worker that waits for ``fault`` go on, after doing ``act`` to itself."""
+    """Order to the worker that waits for ``fault`` to continue, after doing ``act`` to itself."""
 
     fault: str
     act: InjectionAct
 
 
 class DaemonAct(InjectionMessage, frozen=True):
-    """Let the checkpoint daemon do ``act`` to the copies that it keeps, once however often it is told."""
+    """Order to the checkpoint daemon to do ``act`` to the copies that it keeps.
+
+    A repeated order is carried out once.
+    """
 
     fault: str
     act: InjectionAct
 
 
 class ActReport(InjectionMessage, frozen=True):
-    """A worker reports what its act did, with values read back from the target; with ``worker`` "", ``node`` does."""
+    """Report of a worker on the effect of its act, with values read back from the target.
+
+    ``observed``: these values, in words. ``effective``: the act had its effect. With ``worker`` "",
+    it comes from ``node``.
+    """
 
     worker: str
     fault: str
@@ -98,13 +113,13 @@ class ActReport(InjectionMessage, frozen=True):
 
 
 class AskThread(InjectionMessage, frozen=True):
-    """Asks the thread that listens to the harness for a :class:`ThreadAnswered`: silence means that the GIL is held."""
+    """Question to the thread that listens to the harness; silence means that the GIL is held."""
 
     number: int
 
 
 class ThreadAnswered(InjectionMessage, frozen=True):
-    """Answers a :class:`AskThread`."""
+    """Answer to an :class:`AskThread`."""
 
     worker: str
     number: int

@@ -1,4 +1,8 @@
-"""How nodes report for duty, and show that they live."""
+"""Messages by which nodes register, report that they are alive, and learn of the end of the job.
+
+-> agent/agent.py and agent/coordinator_link.py send them; coordinator/handlers/on_node.py,
+on_heartbeat.py and on_end.py act on them.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,14 @@ from chaoskit.wire.messages.base import Message
 
 
 class AgentHello(Message, frozen=True):
-    """A node reports for duty: for the first time, or to a coordinator that must be told what it has missed.
+    """Registration of a node, or its report to a coordinator that has missed some events.
 
-    ``generation``: the newest plan that this node has seen; ``term``: the newest coordinator. ``workers``: those that
-    live here; ``ended``: those that did, as far as no coordinator has said that it knows. ``started``: the number of
-    the next worker here, so that no name comes twice. ``host``, ``port``: where other nodes may connect to
-    this one and test the link. What else must be known follows as the messages that say it, and may have been heard
-    before.
+    ``host_id``, ``pid``: machine and process of the agent, which together identify it.
+    ``generation``: the newest plan that this node has received; ``term``: the newest coordinator.
+    ``workers``: the live workers of the node; ``ended``: lost ones that no coordinator has
+    confirmed. ``started``: the number of the next worker here, so that no name comes twice.
+    ``host``, ``port``: address at which other nodes may connect to this one and test the link.
+    Further facts follow as the messages that report them, and may have been received before.
     """
 
     node: str
@@ -33,17 +38,20 @@ class AgentHello(Message, frozen=True):
 
 
 class ObserverHello(Message, frozen=True):
-    """The harness, or a live view: sees everything, and may stop the run. A later one changes its pace.
+    """Registration of the harness or a live view, which receives everything and may stop the run.
 
-    ``heartbeat_s``: how far apart the heartbeats of a node may be that it is shown while nothing else happens; 0 for
-    all of them.
+    A later hello on the same connection changes its pace. ``heartbeat_s``: least time between two
+    heartbeats of a node that it receives while nothing else happens; 0 for all heartbeats.
     """
 
     heartbeat_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class Welcome(Message, frozen=True):
-    """``term``: number of this coordinator, higher than that of all before it; ``pid``: its process."""
+    """Answer to a registration.
+
+    ``term``: number of this coordinator, higher than that of all before it; ``pid``: its process.
+    """
 
     config: RunConfig
     term: int
@@ -51,11 +59,12 @@ class Welcome(Message, frozen=True):
 
 
 class Effort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the time of a worker went in all the steps that it has committed itself: sums, never reset.
+    """Time that a worker has spent in all steps that it has committed itself: sums, never reset.
 
-    ``compute_ms`` and ``input_ms`` (the fetch of batches) were spent on ``shards`` shards, ``wait_ms`` in reductions,
-    ``other_ms`` on the rest: optimizers, and the user's code between the steps. ``starved_ms``: for how long its main
-    thread has waited for a CPU since it was started, in a step or not.
+    ``compute_ms`` and ``input_ms`` (the fetch of batches) were spent on ``shards`` shards,
+    ``wait_ms`` in reductions, ``other_ms`` on the rest: optimizers, and the user's code between the
+    steps. ``starved_ms``: time for which its main thread has waited for a CPU since its start, in a
+    step or not.
     """
 
     steps: int = 0
@@ -68,12 +77,17 @@ class Effort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the progress board of one worker said. ``starved_ms``: of ``age_ms``, time spent waiting for a CPU.
+    """Reading of the progress board of one worker.
 
-    ``rehearsal_ms``: what one shard took in the rehearsal, compilation and all; 0 if that is not known. ``effort``:
-    None where it cannot be read, or is not measured. ``clock_ms``: how far its wall clock is ahead of its agent's.
-    ``longest_ms``: of the phases that ended by themselves, by the kinds of ``TIMED_PHASES``. ``trained_in``: the
-    generation in which it last committed a step.
+    ``phase``: a :class:`chaoskit.vocabulary.Phase`; ``age_ms``: time since it was entered.
+    ``step``: steps that the job has committed; ``commits``: those that this worker has committed
+    itself; ``loss``: that of its last step. ``rank``: -1 for none.
+
+    ``starved_ms``: part of ``age_ms`` that was spent waiting for a CPU. ``rehearsal_ms``: time of
+    one shard in the rehearsal, with compilation; 0 if it is unknown. ``effort``: None if it cannot
+    be read, or is not measured. ``clock_ms``: how far its wall clock is ahead of its agent's.
+    ``longest_ms``: longest phase that ended by itself, of each kind of ``TIMED_PHASES``.
+    ``trained_in``: the generation in which it last committed a step.
     """
 
     worker: str
@@ -93,14 +107,20 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClockOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a wall clock is ahead of the coordinator's, give or take ``error_ms``."""
+    """Offset of a wall clock against the coordinator's, give or take ``error_ms``.
+
+    ``ahead_ms`` is below 0 for a clock that is behind.
+    """
 
     ahead_ms: float
     error_ms: float
 
 
 class Heartbeat(Message, frozen=True):
-    """A node lives. ``sent_ns``: when it said so, by the run's clock. ``clock``: None before an answer."""
+    """Report that a node is alive.
+
+    ``sent_ns``: time of the report, by the run's clock. ``clock``: None before an answer.
+    """
 
     node: str
     beats: tuple[Beat, ...]
@@ -109,16 +129,26 @@ class Heartbeat(Message, frozen=True):
 
 
 class NodeLost(Message, frozen=True):
-    """A node is lost, with all its workers: observers are told. What is heard of it later is of one that came back."""
+    """A node and all its workers are lost. A later node of that name has joined anew.
+
+    Attributes:
+        detail: the reason, for people.
+        met: the members of a plan have met each other, or may have, so they may have trained
+            unseen.
+        silent: the node is not known to have ended, and may reconnect with the copies that it
+            keeps.
+    """
 
     node: str
-    detail: str
+    detail: str = ""
+    met: bool = True
+    silent: bool = False
 
 
 class Heard(Message, frozen=True):
-    """Answers a :class:`Heartbeat`: the lease of the node runs from when it sent that, not from when this arrives.
+    """Answer to a :class:`Heartbeat`: the lease of the node runs from the time of sending it.
 
-    ``wall_ns``: the coordinator's wall clock as it answered; nothing is decided by it.
+    ``wall_ns``: the coordinator's wall clock as it answered; no decision depends on it.
     """
 
     sent_ns: int
@@ -126,14 +156,14 @@ class Heard(Message, frozen=True):
 
 
 class Probe(Message, frozen=True):
-    """Something to acknowledge for the kernel of a node that misses a report. Its agent has nothing to do."""
+    """Message to a node that misses a report: its kernel acknowledges it, its agent ignores it."""
 
 
 class EndJob(Message, frozen=True):
-    """The job has ended, or is to end.
+    """Notice that the job has ended, or request to end it.
 
-    ``attached`` is for observers of the coordinator that decided the end: the nodes that have ever connected. No other
-    node has started a worker. None where that is not known.
+    ``ok``: the job has succeeded. ``attached``: the nodes that have ever connected, for observers
+    of the coordinator that decided the end; no other node has started a worker. None if unknown.
     """
 
     ok: bool
@@ -141,7 +171,10 @@ class EndJob(Message, frozen=True):
     attached: tuple[str, ...] | None = None
 
 
-class Store(Message, frozen=True):
-    """The state after ``step`` steps is to be stored, whatever multiple that is: soon, or now if it is the newest."""
+class StoreStep(Message, frozen=True):
+    """Request to store the state after ``step`` steps, soon, or now if it is the newest.
+
+    The step need not be a multiple of the usual interval.
+    """
 
     step: int

@@ -1,4 +1,8 @@
-"""How large the world shall be; from whoever may observe."""
+"""Messages about the size of the world; any observer may send the requests.
+
+-> elastic/client.py and launcher/control_api.py: the way of a request;
+coordinator/handlers/on_size_request.py acts on it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ from chaoskit.wire.messages.base import Message
 
 
 class ScaleTo(Message, frozen=True):
-    """Train on ``size`` nodes from now on, as far as there are as many. Answered by :class:`Answered`.
+    """Request to train on ``size`` nodes from now on, or on as many as there are.
 
-    ``request``: a name that nobody used before; what comes twice under it is done once.
+    The answer is :class:`Answered`. ``request`` is a unique name; a repeated request is carried out
+    once. ``asked_by``: the source of the request, for people.
     """
 
     request: str
@@ -17,20 +22,27 @@ class ScaleTo(Message, frozen=True):
 
 
 class SpotNotice(Message, frozen=True):
-    """``node`` will be taken away in ``grace_s``."""
+    """Notice that ``node`` will be taken away in ``grace_s`` seconds."""
 
     node: str
     grace_s: float
 
 
 class NoticeCancelled(Message, frozen=True):
-    """``node`` stays after all. The coordinator passes it on to the node, which may still be asking to leave."""
+    """Notice that ``node`` stays after all.
+
+    The coordinator forwards it to the node, which may still be asking to leave.
+    """
 
     node: str
 
 
 class LendNodes(Message, frozen=True):
-    """A job of higher priority wants so many nodes within ``grace_s``. Answered by :class:`Answered`."""
+    """Request of ``job``, which has a higher priority, for a number of nodes.
+
+    They should leave within ``grace_s`` seconds. The answer is :class:`Answered`. ``request`` is a
+    unique name, as in :class:`ScaleTo`.
+    """
 
     request: str
     job: str
@@ -39,13 +51,17 @@ class LendNodes(Message, frozen=True):
 
 
 class ReturnNodes(Message, frozen=True):
-    """A job of higher priority needs its nodes no more."""
+    """Notice that a job of higher priority needs its nodes no more."""
 
     job: str
 
 
 class Answered(Message, frozen=True):
-    """To who asked. ``nodes``: which a job of higher priority may have, once they have left."""
+    """Answer to the request with the same name.
+
+    ``reason``: in words, also of an accepted request. ``nodes``: the nodes that a job of higher
+    priority gets, once they have left.
+    """
 
     request: str
     accepted: bool
@@ -54,9 +70,10 @@ class Answered(Message, frozen=True):
 
 
 class WorldSize(Message, frozen=True):
-    """The size at which the run aims, and the nodes that it will be of; said when either changes.
+    """Target size of the world, and the nodes that it will have; sent when either changes.
 
-    ``wanted``: the size that was asked for last, 0 for none. Whoever can start nodes should, if there are fewer.
+    ``wanted``: the size of the last request, 0 for none. A receiver that can start nodes should do
+    so if there are fewer.
     """
 
     size: int

@@ -1,19 +1,30 @@
-"""The life of a worker, as its node tells of it; and orders to start and to end one."""
+"""Messages about the life of a worker: orders to start and to end it, and reports about it.
+
+-> runtime/worker/process.py and agent/agent.py send the reports, and obey the orders.
+coordinator/handlers/on_worker_ready.py, on_worker_lost.py, on_end.py and on_rule_fired.py act on
+the reports.
+"""
 
 from __future__ import annotations
 
+import msgspec
+
+from chaoskit.vocabulary import Phase
 from chaoskit.wire.messages.base import Message
 from chaoskit.wire.messages.worlds import Endpoint
 
 
 class StartWorker(Message, frozen=True):
+    """Order to an agent to start a worker of this name."""
+
     worker: str
 
 
 class WorkerReady(Message, frozen=True):
-    """A worker has built its model, is warm, and can take a rank.
+    """Report that a worker has built its model, is warm, and can take a rank.
 
-    ``fingerprint``: what its numbers depend on; the same on all who train together.
+    ``fingerprint``: digest of all that its numbers depend on; workers that train together have the
+    same.
     """
 
     worker: str
@@ -23,10 +34,11 @@ class WorkerReady(Message, frozen=True):
 
 
 class Holding(Message, frozen=True):
-    """A worker of a sharded job copies its piece of the state into slots of memory; for its agent alone.
+    """Notice to the agent that a worker of a sharded job copies its piece into slots of memory.
 
-    ``fds``: of the slots, in process ``pid``. ``piece`` of ``pieces`` different ones. ``groups``: ranks that hold one
-    whole state together, if there are several such groups.
+    ``fds``: descriptors of the slots, in process ``pid``. ``piece``: number of the piece, from 0,
+    of ``pieces`` different ones. ``groups``: the ranks of each group that holds a whole state, if
+    there are several groups.
     """
 
     worker: str
@@ -37,25 +49,48 @@ class Holding(Message, frozen=True):
     groups: tuple[tuple[int, ...], ...] = ()
 
 
-class WorkerLost(Message, frozen=True):
-    """``cause``: killed, stopped, exited, raised, hung, slow, nonfinite, corrupt ... ``detail`` is for people.
+class Suspicion(msgspec.Struct, frozen=True):
+    """The reason why a rank was ended that may have been healthy.
 
-    ``detected_ns``: of the run's clock. ``trained_in``: the generation in which the worker last committed a step; 0 for
-    none. Its board outlives it.
+    Attributes:
+        phase: the phase of the step in which it was.
+        age_s: how long it had been in that phase, in seconds.
+        limit_s: the limit of that time, in seconds.
+    """
+
+    phase: Phase
+    age_s: float
+    limit_s: float
+
+
+class WorkerLost(Message, frozen=True):
+    """A worker is lost: an agent reports the end of its process, or the coordinator gives it up.
+
+    Attributes:
+        cause: killed, stopped, exited, raised, hung, slow, nonfinite, corrupt ...
+        detail: the cause in words, for people.
+        detected_ns: by the run's clock.
+        trained_in: the generation in which the worker last committed a step, as its progress board
+            shows; 0 for none. All members of that generation had the state of the training.
+        aside: no other worker is started on the node, if there is another node.
+        suspicion: the phase in which it hung, where it may have been healthy.
     """
 
     worker: str
-    node: str
-    cause: str
-    detail: str
-    detected_ns: int
+    node: str = ""
+    cause: str = ""
+    detail: str = ""
+    detected_ns: int = 0
     trained_in: int = 0
+    aside: bool = False
+    suspicion: Suspicion | None = None
 
 
 class WorkerFailed(Message, frozen=True):
-    """User code raised in a worker. ``fatal``: the same would happen on every rank, so the job is over.
+    """Report that user code raised in a worker.
 
-    ``refused`` holds field, value and remedy where the error was BadInput.
+    ``error``: the exception in words. ``fatal``: the same would happen on every rank, so the job is
+    over. ``refused`` holds field, value and remedy if the error was BadInput.
     """
 
     worker: str
@@ -65,23 +100,26 @@ class WorkerFailed(Message, frozen=True):
 
 
 class WorkerDone(Message, frozen=True):
-    """The worker has taken the last step, in ``generation``. One of a sharded job may have to take it again.
+    """Report that the worker has taken the last step, in ``generation``.
 
-    ``cut_short_by``: the worker that returned from its train function where this one would have taken another step.
+    A worker of a sharded job may have to take it again. ``weights_digest``: digest of its final
+    weights. ``cut_short_by``: the worker that returned from its train function although this worker
+    would have taken another step.
     """
 
     worker: str
     step: int
-    weights_digest: str
+    weights_digest: str = ""
     generation: int = 0
     cut_short_by: str = ""
 
 
 class Halt(Message, frozen=True):
-    """Train until ``step`` steps are committed, and end there as if the script had returned.
+    """Request to train until ``step`` steps are committed, and to end as if the script returned.
 
-    The launcher asks for it without a step, and the coordinator chooses one that all ranks can still reach together.
-    A rank that is past it ends at its next transaction. ``reason``: for people, such as the name of a signal.
+    The launcher sends it with step -1, and the coordinator chooses a step that all ranks can still
+    reach together. A rank that is past it ends at its next transaction. ``reason``: for people,
+    such as the name of a signal.
     """
 
     reason: str
@@ -89,14 +127,16 @@ class Halt(Message, frozen=True):
 
     @property
     def reason_without_ranks(self) -> str:
-        """The reason for which a job ends that has no ranks yet."""
+        """The reason for the end of a job that has no ranks yet."""
         return f"{self.reason} came before the first step"
 
 
 class StopWorker(Message, frozen=True):
-    """End this worker, if it still runs: it was given up. That is in the record; its loss need not be told again.
+    """Order to end this worker, if it still runs: it was given up.
 
-    ``grace_s``: so long it may take for what it wants to do before, because of ``reason``; nobody waits for it.
+    The coordinator's log has the loss, so it need not be reported again. ``cause``: as in
+    :class:`WorkerLost`. ``grace_s``: seconds that the worker has for its own preparations, because
+    of ``reason``; the run does not wait for it.
     """
 
     worker: str
@@ -106,7 +146,10 @@ class StopWorker(Message, frozen=True):
 
 
 class Accuse(Message, frozen=True):
-    """Ranks agreed, inside a step, that the workers ``accused`` compute wrongly."""
+    """Report of ``worker`` that the ranks agreed, inside a step, that ``accused`` compute wrongly.
+
+    ``cause``: "nonfinite" or "corrupt".
+    """
 
     worker: str
     accused: tuple[str, ...]
@@ -117,18 +160,19 @@ class Accuse(Message, frozen=True):
 
 
 class LinesMatched(Message, frozen=True):
-    """Log rules of which ``worker`` has printed a matching line since it had its first rank: all of them so far."""
+    """Report of the log rules that lines of ``worker`` have matched since it had its first rank."""
 
     worker: str
     rules: tuple[str, ...]
 
 
 class RuleFired(Message, frozen=True):
-    """A log rule fired for a worker that has a rank.
+    """Report that a log rule fired for a worker that has a rank.
 
-    It was seen in one of the steps ``since_step`` to ``step``. ``verdict`` and ``reason``: of
-    :class:`chaoskit.rules.Fired`. ``value``, ``limit``: what was seen, and what the rule allows. ``matched``: whether
-    the worker has ever printed a line that matches. ``line``: the newest that was read.
+    The cause was seen in one of the steps ``since_step`` to ``step``. ``verdict`` and ``reason``:
+    those of :class:`chaoskit.rules.Fired`. ``value``, ``limit``: the metric, and the limit of the
+    rule. ``matched``: the worker has printed a matching line before. ``line``: the newest line that
+    was read.
     """
 
     worker: str

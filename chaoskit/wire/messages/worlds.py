@@ -1,4 +1,8 @@
-"""Who trains together, from which state, and how the members of a generation get there."""
+"""Messages about a membership: which workers train together, and from which state.
+
+-> coordinator/membership/regroup.py makes a plan, runtime/group/generations.py follows it.
+coordinator/handlers/on_generation.py and on_copies.py act on the reports.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,16 @@ import msgspec
 
 from chaoskit.wire.messages.base import Message
 
-#: The barrier at which every member of a new generation reports how far it is.
+#: Barrier at which every member of a new generation reports how far it is.
 STANDING = "standing"
 
 
 class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the state of a worker can be read. ``host_id`` tells whether shared memory will do."""
+    """Address at which the state of a worker can be read.
+
+    On the same ``host_id``, it is read from shared memory: descriptor ``arena_fd`` of process
+    ``pid``, unless that is -1. Otherwise it is read from ``address`` and ``port``.
+    """
 
     host_id: str
     address: str
@@ -21,7 +29,10 @@ class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One rank of a generation. ``shards`` are the slices of the global batch that it computes."""
+    """Rank of a generation, and the worker that has it.
+
+    ``shards`` are the slices of the global batch that it computes.
+    """
 
     rank: int
     worker: str
@@ -30,20 +41,23 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: tuple[int, ...]
 
 
-class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A complete copy of the state of the training, sealed: what ``endpoint`` offers counts only with this checksum.
+class OfferedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Complete, sealed copy of the state of the training.
 
-    ``tier`` names the place it is kept in; ``node`` and ``worker`` tell whose state it was. The state of a sharded job
-    is in ``pieces`` different pieces, of which this is one; all of one age belong together. One that is stored has a
-    ``path``, a directory or a URL; nobody serves it, and whoever can reach it reads it there. ``store``: where that of
-    the URL listens, if this does not say it. ``inode``: of the memory that holds it, which tells it from another one
-    with the same seal on the same node; 0 for one that is stored.
+    The data of ``endpoint`` counts only with this checksum. ``tier`` names the place that keeps it;
+    ``node`` and ``worker`` name the owner of the state. The state of a sharded job is in ``pieces``
+    different pieces, and this is number ``piece``; all pieces of one age belong together.
+
+    A stored snapshot has a ``path``, a directory or a URL; no process serves it, and each reader
+    reads it there. ``store``: address of the store of a URL, if the URL does not have it.
+    ``inode``: inode of the memory that holds it, which distinguishes it from another with the same
+    seal on the same node; 0 for a stored one.
     """
 
     node: str
     worker: str
     step: int  # committed steps
-    generation: int  # the one that trained on it last
+    generation: int  # the generation that trained on it last
     size_bytes: int
     checksum: str
     endpoint: Endpoint
@@ -56,15 +70,16 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def age(self) -> tuple[int, int]:
-        """The larger, the better to restore. The step counts first: an older generation may have gone further.
+        """The order of snapshots: the larger, the better to restore.
 
-        What was written last is another matter: :attr:`chaoskit.checkpoint.layout.seal.Seal.recency`.
+        The step counts first: an older generation may have gone further.
+        :attr:`chaoskit.checkpoint.layout.seal.Seal.recency` orders by the time of writing.
         """
         return self.step, self.generation
 
 
-class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker that had a rank and is lost; why, as in :class:`WorkerLost`."""
+class RankLoss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Loss of a worker that had a rank, with the cause as in :class:`WorkerLost`."""
 
     worker: str
     rank: int
@@ -73,26 +88,28 @@ class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Plan(Message, frozen=True):
-    """A membership. ``abort``: leave the current collective at once (a rank was lost); else at a step boundary.
+    """Membership of a generation.
 
-    ``restore``: where the state can be read when no member has it, the newest first. ``leavers``: workers of the
-    generation before that go at the step boundary. ``reason``: in words. ``losses``: since the last generation that was
-    formed, which had ``former_world`` ranks; 0 if there was none. ``broken_by``: the worker that was the first one to
-    report that the generation before was broken; empty if that was not reported.
+    ``abort``: leave the current collective at once, as it is broken off; else at a step boundary.
+    ``restore``: copies from which the state is read if no member has it, the newest first.
+    ``leavers``: workers of the generation before that leave at the step boundary. ``reason``: the
+    reason for the plan, in words. ``losses``: losses since the last generation that was formed,
+    which had ``former_world`` ranks; 0 if there was none. ``broken_by``: the worker that first
+    reported that the generation before was broken; "" if no worker did.
     """
 
     generation: int
     members: tuple[Member, ...]  # by rank
     abort: bool
-    restore: tuple[Snapshot, ...] = ()
+    restore: tuple[OfferedSnapshot, ...] = ()
     leavers: tuple[str, ...] = ()
     reason: str = ""
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[RankLoss, ...] = ()
     former_world: int = 0
     broken_by: str = ""
 
     def member(self, worker: str) -> Member | None:
-        """The place of ``worker`` in this membership, if it has one."""
+        """Return the member that is ``worker``; None if it has no rank."""
         return next((member for member in self.members if member.worker == worker), None)
 
     @property
@@ -102,21 +119,21 @@ class Plan(Message, frozen=True):
 
 
 class Formed(Message, frozen=True):
-    """The worker's process group of this generation can be used."""
+    """Report that the worker's process group of this generation can be used."""
 
     worker: str
     generation: int
 
 
 class Healed(Message, frozen=True):
-    """The worker holds the state that its generation trains on."""
+    """Report that the worker holds the state on which its generation trains."""
 
     worker: str
-    generation: int
+    generation: int = 0
 
 
 class GroupBroken(Message, frozen=True):
-    """A collective or the building of a group failed, and no newer plan explains it yet."""
+    """Report that a collective or the building of a group failed without a newer plan."""
 
     worker: str
     generation: int
@@ -124,31 +141,35 @@ class GroupBroken(Message, frozen=True):
 
 
 class Recall(Message, frozen=True):
-    """No live worker has the state of the training: asks an agent for what is left of it on its node.
+    """Question to an agent for the copies of the state on its node, when no live worker has it.
 
-    ``number``: of the question; later ones are asked when what was answered before may be too old.
+    ``number``: number of the question; a later one is asked when earlier answers may be too old.
     """
 
     number: int = 0
 
 
 class Sealed(Message, frozen=True):
-    """Answers :class:`Recall` ``number``: what can be read on ``node``; nothing, if every state was torn.
+    """Answer to :class:`Recall` ``number``: the snapshots that can be read on ``node``.
 
-    A later answer to the same question takes the place of the one before: it names what a slow store has, too.
-    ``committed``: steps that a live worker of a sharded job has committed there, whether they were copied or not.
+    There are none if every state was torn. A later answer to the same question replaces the earlier
+    one: it includes the snapshots of a slow store. ``committed``: steps that a live worker of a
+    sharded job has committed there, whether they were copied or not.
     """
 
     node: str
-    snapshots: tuple[Snapshot, ...]
+    snapshots: tuple[OfferedSnapshot, ...]
     number: int = 0
     committed: int = 0
 
 
 class SourceFailed(Message, frozen=True):
-    """``snapshot`` could not be restored. ``corrupt``: it was read, and is not what was sealed."""
+    """Report of ``worker`` that ``snapshot`` could not be restored.
+
+    ``corrupt``: it was read, and differs from its checksum.
+    """
 
     worker: str
-    snapshot: Snapshot
+    snapshot: OfferedSnapshot
     corrupt: bool
-    detail: str
+    detail: str = ""

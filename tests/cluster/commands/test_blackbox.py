@@ -1,7 +1,10 @@
-"""Commands as black boxes: started on every node, broken from outside, judged by their log. Real processes."""
+"""Commands as black boxes: started on every node, broken from outside, judged by their log, in real
+processes.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -32,7 +35,7 @@ from chaoskit.runlog.outcome import Check, Outcome
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.command import require_command
 from chaoskit.stacks.course import went_back
-from chaoskit.stacks.log import Line
+from chaoskit.stacks.log import CommandLogLine
 from chaoskit.vocabulary import Event, Verdict
 from faults import (
     Cut,
@@ -48,14 +51,14 @@ JOBS = Path(__file__).parents[2] / "jobs"
 LOGGED = ["python", str(JOBS / "logs" / "logged.py")]
 WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
 WAIT_S = 60.0
-LONG = 160  # steps, of which most are left when a fault strikes, however late its moment is noticed
-FROZEN_S = 2.5  # within which it is seen to stand still, however late the harness looks
+LONG = 160  # steps: most are left when a fault strikes, even if it strikes late
+FROZEN_S = 2.5  # long enough for a late harness to notice the stop
 START_S = 240.0  # a supervisor imports torch
 LAUNCHED_S = 240.0  # torchrun and torch are imported first
 
 
 def plain(steps: int = 20, step_s: float = 0.02, every: int = 0) -> list[str]:
-    """The training, as rank n on node n."""
+    """Return the training command, which runs as rank n on node n."""
     return ["sh", "-c", f"RANK={{node_rank}} exec {' '.join(LOGGED)} {steps} {step_s} {every}"]
 
 
@@ -64,12 +67,14 @@ def torchrun(*options: str, job: str = "logs/logged.py", arguments: tuple[str, .
 
 
 def run(chaos: Chaos, command: list[str], *faults: Fault, **plan: Any) -> Outcome:
-    """A run of which nothing is missing, and in which nothing else was struck than was planned."""
+    """Run a command; its journals must be complete, and its faults must strike as planned."""
     settings: dict[str, Any] = {"watch": WATCH, "check": False, "deadline_s": WAIT_S}
     outcome = chaos.run(command=command, faults=faults, **settings | plan)
-    whole = check(outcome, "journals are whole")
-    assert whole.verdict is Verdict.PASSED, whole.detail
-    assert not [one for one in outcome.checks if one.name.endswith("struck what was planned")]
+    journals = check(outcome, "journals are whole")
+    assert journals.verdict is Verdict.PASSED, journals.detail
+    assert not [
+        struck for struck in outcome.checks if struck.name.endswith("struck what was planned")
+    ]
     return outcome
 
 
@@ -77,7 +82,7 @@ def check(outcome: Outcome, name: str) -> Check:
     return next(check for check in outcome.checks if check.name.startswith(name))
 
 
-# -- one node, no launcher ----------------------------------------------------------------------------------------
+# -- one node, no launcher -------------------------------------------------------------------------
 
 
 def test_an_unbroken_command_passes(chaos: Chaos) -> None:
@@ -98,7 +103,7 @@ def test_an_unbroken_command_passes(chaos: Chaos) -> None:
     "the command ended with status 0 on every node, in time, at the twin's last step"
 )
 def test_a_command_that_nobody_starts_again_has_failed(chaos: Chaos) -> None:
-    """The log ends in the middle, and the evidence is the status that its parent saw."""
+    """The log ends in the middle, and the evidence is the status that the parent saw."""
     outcome = run(chaos, plain(LONG), Kill(rank=0, at_step=5))
     assert outcome.verdict is Verdict.FAILED
     assert (
@@ -107,12 +112,14 @@ def test_a_command_that_nobody_starts_again_has_failed(chaos: Chaos) -> None:
     assert re.fullmatch(r"pid \d+ was killed by SIGKILL", check(outcome, "evidence of Kill").detail)
     (fault,) = outcome.faults
     assert fault.moment == "as soon as the log showed step 5"
-    assert "where it stood is not known" in fault.evidence[0].observed
+    assert "its phase is not known" in fault.evidence[0].observed
     assert outcome.steps[-1].step < LONG - 1
 
 
 def test_a_process_that_its_parent_forgets_at_once_is_known_to_be_gone(chaos: Chaos) -> None:
-    """A command that ends with status 0 before the last step of the unbroken run has not completed its training."""
+    """A command that ends with status 0 before the last step of the unbroken run has not completed
+    its training.
+    """
     command = ["sh", "-c", f"RANK=0 {' '.join(LOGGED)} {LONG} 0.02 0; exit 0"]
     outcome = run(chaos, command, Kill(rank=0, after_s=0.1))
     assert re.search(
@@ -126,13 +133,17 @@ def test_a_process_that_its_parent_forgets_at_once_is_known_to_be_gone(chaos: Ch
 
 @pytest.mark.promise("at most `max_lost_steps` steps were shown again")
 def test_steps_that_are_shown_again_are_lost(chaos: Chaos, tmp_path: Path) -> None:
-    """A shell starts its training again, from a checkpoint of every fifth step: the steps since then are lost."""
+    """A shell starts its training again from a checkpoint of every fifth step: the steps since then
+    are lost.
+    """
     command = ["sh", "-c", f"until RANK=0 {' '.join(LOGGED)} {LONG} 0.02 5; do :; done"]
     outcome = run(chaos, command, Kill(rank=0, at_step=8))
     assert check(outcome, "committed steps kept").verdict is Verdict.FAILED
     log = (Path(outcome.directory) / "log" / "node0.log").read_text()
     shown = [int(step) for step in re.findall(r"step (\d+)", log)]
-    ((before, after),) = [(one, then) for one, then in pairwise(shown) if then <= one]
+    ((before, after),) = [
+        (step, following) for step, following in pairwise(shown) if following <= step
+    ]
     assert after % 5 == 0
     assert outcome.lost_steps == before + 1 - after > 0
     assert outcome.recovery.seconds > 0
@@ -144,7 +155,7 @@ def test_steps_that_are_shown_again_are_lost(chaos: Chaos, tmp_path: Path) -> No
 
 
 def reports_tell(outcome: Outcome, directory: Path) -> None:
-    """What is known, and nothing else."""
+    """Assert that reports show the available facts, and nothing else."""
     assert decode_outcome(encode_outcome(outcome)) == outcome
     write_html([outcome], directory / "report.html")
     page = (directory / "report.html").read_text()
@@ -173,7 +184,7 @@ def test_a_rank_that_stands_still_is_continued_in_the_end(chaos: Chaos) -> None:
 
 
 def test_a_command_that_never_stops_talking_is_ended_in_time(chaos: Chaos) -> None:
-    """Lines without end do not keep the harness from looking at the deadline."""
+    """Endless output does not keep the harness from checking the deadline."""
     outcome = run(chaos, ["sh", "-c", "echo step 1; yes"], twin=False, deadline_s=1.0)
     assert "deadline of 1 s" in check(outcome, "training completed").detail
 
@@ -188,7 +199,7 @@ def test_a_pattern_that_matches_nothing_proves_nothing(chaos: Chaos) -> None:
         r"LogPatterns(step='iteration (\\d+)') matches none of 10 lines, such as '[rank0] step 0"
         in detail
     )
-    assert "mend the pattern" in detail
+    assert "correct the pattern" in detail
     assert "the log shows no step" in check(outcome, "evidence of Kill").detail
     assert check(outcome, "losses equal").verdict is Verdict.UNKNOWN
 
@@ -209,7 +220,7 @@ def test_losses_without_a_match_are_unknown_and_without_a_pattern_not_asked_for(
 def test_losses_that_differ_are_told_and_a_tolerance_forgives_them(
     chaos: Chaos, tmp_path: Path
 ) -> None:
-    counter = tmp_path / "runs"  # a number that is another one in each run
+    counter = tmp_path / "runs"  # a number that differs in each run
     count = f"n=$(cat {counter} 2>/dev/null || echo 0); echo $((n + 1)) > {counter}; echo step 0 loss 1.$n"
     outcome = run(chaos, ["sh", "-c", count])
     assert outcome.verdict is Verdict.FAILED
@@ -238,17 +249,19 @@ for step in steps:
 
 
 def counted(directory: Path, how: str) -> list[str]:
-    """A script that knows how often it has run, and behaves otherwise in its later runs, or in its first one."""
+    """Return a script that counts its runs, and behaves differently in its first or in its later
+    runs.
+    """
     (directory / "counted.py").write_text(COUNTED)
     return [sys.executable, str(directory / "counted.py"), str(directory / "runs"), how]
 
 
 def test_losses_that_one_step_of_many_shows_prove_nothing(chaos: Chaos, tmp_path: Path) -> None:
-    """All of the unbroken run are known; of the other one the first step's alone."""
+    """The unbroken run shows all losses, and the other one that of its first step."""
     outcome = run(chaos, counted(tmp_path, "silent"))
-    found = check(outcome, "losses equal")
-    assert found.verdict is Verdict.UNKNOWN
-    assert found.detail == "39 of 40 steps have no loss in this run's log, and one in its twin's"
+    compared = check(outcome, "losses equal")
+    assert compared.verdict is Verdict.UNKNOWN
+    assert compared.detail == "39 of 40 steps have a loss in the twin's log, but not in this run's"
 
 
 def test_a_loss_that_is_missing_now_and_then_is_told(chaos: Chaos, tmp_path: Path) -> None:
@@ -260,7 +273,9 @@ def test_a_loss_that_is_missing_now_and_then_is_told(chaos: Chaos, tmp_path: Pat
 def test_an_unbroken_run_that_began_again_by_itself_is_run_once_more(
     chaos: Chaos, tmp_path: Path
 ) -> None:
-    """It would teach that ten steps are shown twice: lost steps would be none."""
+    """A twin that repeats ten steps is run again, because lost steps would not show in a comparison
+    with it.
+    """
     outcome = run(chaos, counted(tmp_path, "first"))
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     assert (tmp_path / "runs").read_text() == "3"
@@ -278,8 +293,8 @@ def test_a_command_that_always_begins_again_has_no_unbroken_run(
     [
         ([0, 1, 2, 3], None),
         ([0, 0, 1, 1, 2, 2], None),
-        ([0, 1, 0, 1, 2, 2], None),  # two ranks, of which one is late
-        ([0, 1, 1, 2, 3, 3], None),  # something else is shown of every second step
+        ([0, 1, 0, 1, 2, 2], None),  # two ranks, one of them late
+        ([0, 1, 1, 2, 3, 3], None),  # another line shows every second step
         ([0, 1, 2, 1, 2, 3], (2, 1)),
         ([0, 0, 1, 1, 2, 0, 0, 1, 1, 2, 2, 3, 3], (2, 0)),
     ],
@@ -288,7 +303,7 @@ def test_a_log_goes_back_where_steps_are_computed_again(
     steps: list[int], back: tuple[int, int] | None
 ) -> None:
     lines = [
-        Line(number, node, step, None)
+        CommandLogLine(number, node, step, None)
         for node in ("node0", "node1")
         for number, step in enumerate(steps)
     ]
@@ -318,37 +333,43 @@ def test_what_keeps_its_state_elsewhere_is_told_to_keep_it_in_the_directory_of_t
     )
 
 
-# -- several nodes ------------------------------------------------------------------------------------------------
+# -- several nodes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.promise(
     "It is started once on each of the `nodes` (1 by default), in a session of its own"
 )
-def test_every_node_is_told_its_place(chaos: Chaos) -> None:
+def test_every_node_is_told_its_place(chaos: Chaos, tmp_path: Path) -> None:
     shown = (
         "echo step 0; echo {node_rank} {nodes} {address} {master_addr} {master_port} {seed} {other}"
     )
-    told = "echo $NODE_RANK $NNODES $MASTER_ADDR $MASTER_PORT $OMP_NUM_THREADS; pwd; cut -d' ' -f1,6 /proc/$$/stat"
+    variables = "echo $NODE_RANK $NNODES $MASTER_ADDR $MASTER_PORT $OMP_NUM_THREADS; pwd; cut -d' ' -f1,6 /proc/$$/stat"
     outcome = run(
         chaos,
-        ["sh", "-c", f"{shown}; {told}"],
+        ["sh", "-c", f"{shown}; {variables}"],
         nodes=2,
         seed=7,
         twin=False,
-        working_directory="/tmp",
+        working_directory=tmp_path,
     )
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    # a node that does not see this host's files has a copy of the directory
+    (paths, _) = (record["paths"] for record in outcome.records(Event.COMMAND_STARTED))
+    masters, addresses = set[str](), list[str]()
     for number in range(2):
         _, first, second, third, fourth = (
             (Path(outcome.directory) / "log" / f"node{number}.log").read_text().splitlines()
         )
         rank, nodes, address, master, port, seed, other = first.split()
-        assert (rank, nodes, address, seed, other) == (str(number), "2", master, "7", "{other}")
+        assert (rank, nodes, seed, other) == (str(number), "2", "7", "{other}")
+        masters.add(master)
+        addresses.append(address)
         assert second.split() == [str(number), "2", master, port, "1"]
         assert int(port) > 0
-        assert third == "/tmp"
+        assert third == paths.get(str(tmp_path), str(tmp_path))
         pid, session = fourth.split()
         assert session == pid, "it is in the session of another process"
+    assert masters == {addresses[0]}
 
 
 @pytest.mark.promise(
@@ -386,7 +407,7 @@ def test_a_full_disk_ends_a_command_that_does_not_bear_it(chaos: Chaos) -> None:
     assert check(outcome, "training completed").detail == "the command on node0 ended with status 1"
 
 
-# -- torchrun -----------------------------------------------------------------------------------------------------
+# -- torchrun --------------------------------------------------------------------------------------
 
 
 def test_torchrun_without_restarts_fails(chaos: Chaos) -> None:
@@ -441,14 +462,14 @@ def test_torchrun_on_two_networks_waits_out_a_cut(chaos: Chaos) -> None:
     assert outcome.recovery.seconds >= 0.7
 
 
-# -- as files -----------------------------------------------------------------------------------------------------
+# -- as files --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.promise("`chaoskit replay` runs it again, in the same working directory")
 @pytest.mark.costly
 def test_a_plan_of_a_command_is_replayed(tmp_path: Path) -> None:
-    """By the command line, from another directory, with the lines that it prints as it goes.
+    """A plan is replayed by the command line, from another directory, with progress lines.
 
     The command names its script by a path that exists only in the working directory of the plan.
     """
@@ -490,7 +511,7 @@ def test_a_plan_of_a_command_is_replayed(tmp_path: Path) -> None:
     assert "Kill(rank=0, at_step=3) strikes" in done.stderr
 
 
-# -- nothing is left ----------------------------------------------------------------------------------------------
+# -- nothing is left -------------------------------------------------------------------------------
 
 HARNESS = """
 import sys
@@ -498,7 +519,6 @@ from pathlib import Path
 from chaoskit.experiment.harness import Harness
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.course import went_back
-from chaoskit.stacks.log import Line
 from chaoskit.substrate.local import LocalSubstrate
 
 harness = Harness(LocalSubstrate(), Path(sys.argv[1]))
@@ -510,7 +530,7 @@ harness.run(command=["sh", "-c", sys.argv[2]], watch=LogPatterns(step="step ([0-
 @pytest.mark.promise("all of that ends with the command, and with the test")
 @pytest.mark.costly
 def test_a_harness_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    """Processes in a session of their own end, too."""
+    """Processes in a session of their own end with the harness, too."""
     pids = tmp_path / "pids"
     script = f"setsid sh -c 'sleep 600 & echo $! $$ >> {pids}; wait' & echo $$ $! >> {pids}; echo step 1; wait"
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
@@ -532,51 +552,53 @@ def test_a_harness_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_what_a_command_leaves_behind_ends_with_it(chaos: Chaos, tmp_path: Path) -> None:
-    outcome = run(
-        chaos,
-        ["sh", "-c", f"echo step 0; setsid sleep 600 & echo $! > {tmp_path / 'pid'}"],
-        twin=False,
-    )
+    lock = tmp_path / "lock"  # held as long as the process that is left behind lives
+    left_behind = f"setsid flock {lock} sleep 600 & until test -e {lock}; do sleep 0.01; done"
+    outcome = run(chaos, ["sh", "-c", f"echo step 0; {left_behind}"], twin=False)
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
-    assert is_ending(int((tmp_path / "pid").read_text()))
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-# -- the word of the nodes ----------------------------------------------------------------------------------------
+# -- ranks found by nodes --------------------------------------------------------------------------
 
 
 def test_a_node_tells_which_process_has_which_rank(chaos: Chaos) -> None:
-    """Of two attempts of two ranks, and of no process that a rank has started; the harness has no part in it."""
+    """A node reports the processes of two attempts of two ranks, and none that a rank has started.
+
+    The harness does not take part.
+    """
     script = "for n in 1 2; do for r in 0 1; do RANK=$r sh -c 'sleep 3 & wait' & done; wait; done; echo step 0"
     outcome = run(chaos, ["sh", "-c", script], twin=False)
     (started,) = outcome.records(Event.COMMAND_STARTED)
-    found = outcome.records(Event.RANK_FOUND)
-    assert [one["rank"] for one in found] in (
+    records = outcome.records(Event.RANK_FOUND)
+    assert [record["rank"] for record in records] in (
         [0, 1, 0, 1],
         [0, 1, 1, 0],
         [1, 0, 0, 1],
         [1, 0, 1, 0],
     )
-    assert len({one["pid"] for one in found} - {started["pid"]}) == 4
-    assert {one.source for one in found} == {"node0"}
+    assert len({record["pid"] for record in records} - {started["pid"]}) == 4
+    assert {record.source for record in records} == {"node0"}
     gone = outcome.records(Event.RANK_GONE)
-    assert {(one["rank"], one["pid"], one["ticks"]) for one in gone} == {
-        (one["rank"], one["pid"], one["ticks"]) for one in found
+    assert {(record["rank"], record["pid"], record["ticks"]) for record in gone} == {
+        (record["rank"], record["pid"], record["ticks"]) for record in records
     }
-    assert max(one.t_ns for one in gone[:2]) <= min(one.t_ns for one in found[2:])
+    assert max(record.t_ns for record in gone[:2]) <= min(record.t_ns for record in records[2:])
 
 
 def test_a_process_is_known_to_its_node_before_it_is_struck(chaos: Chaos) -> None:
-    """Also one that has shown its first step at once: the node is asked to look."""
+    """The node is asked to look for a rank that has shown its first step at once."""
     outcome = run(chaos, plain(LONG), Kill(rank=0, at_step=0), twin=False)
-    (struck,), (found,), (gone,) = (
+    (injected,), (seat,), (gone,) = (
         outcome.records(event) for event in (Event.INJECTED, Event.RANK_FOUND, Event.RANK_GONE)
     )
-    assert (struck["rank"], struck["pid"], struck["node"]) == (
-        found["rank"],
-        found["pid"],
-        found.source,
+    assert (injected["rank"], injected["pid"], injected["node"]) == (
+        seat["rank"],
+        seat["pid"],
+        seat.source,
     )
-    assert found.t_ns <= struck.t_ns <= gone.t_ns
+    assert seat.t_ns <= injected.t_ns <= gone.t_ns
 
 
 def test_code_behind_c_may_have_braces_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""Plans of commands: what is refused, who would be struck, and what is written down. Little is started here."""
+"""Plans of commands: refusals, targets and contents of files, with few processes started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from chaoskit.launcher.progress import Progress
 from chaoskit.process.linux import is_ending
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.stacks import LogPatterns
-from chaoskit.stacks.ranks import seats
+from chaoskit.stacks.ranks import seats, seats_by_node
 from chaoskit.substrate.core.processes import HOST, Process
 from faults import (
     CATALOGUE,
@@ -43,35 +43,35 @@ WAIT_S = 60.0
 COMMAND = ["sh", "-c", "RANK={node_rank} exec python train.py"]
 
 
-# -- who is which rank --------------------------------------------------------------------------------------------
+# -- ranks -----------------------------------------------------------------------------------------
 
 
 def processes(script: str, count: int) -> tuple[subprocess.Popen[bytes], list[Process]]:
-    """A shell and what it has started, when there are so many."""
+    """Return a shell and its session's processes, when there are ``count`` of them."""
     shell = subprocess.Popen(["sh", "-c", script], start_new_session=True)
     deadline_s = time.monotonic() + WAIT_S
-    while len(found := [HOST.find(pid) for pid in _session(shell.pid)]) < count:
+    while len(members := [HOST.find(pid) for pid in _session(shell.pid)]) < count:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
-    return shell, found
+    return shell, members
 
 
 def _session(leader: int) -> list[int]:
-    told = subprocess.run(
+    listing = subprocess.run(
         ["ps", "-o", "pid=", "--sid", str(leader)], capture_output=True, text=True, check=False
     )
-    return [pid for pid in map(int, told.stdout.split()) if not is_ending(pid)]
+    return [pid for pid in map(int, listing.stdout.split()) if not is_ending(pid)]
 
 
 def test_the_youngest_of_several_attempts_has_the_rank_and_none_of_its_children() -> None:
     script = "RANK=3 sleep 60 & sleep 0.05; RANK=3 sh -c 'sleep 61 & wait' & wait"
-    shell, found = processes(script, 4)
+    shell, members = processes(script, 4)
     try:
-        seat = seats({"node0": found})[3]
-        # the first attempt may be called so still, on a crowded machine
+        seat = seats({"node0": HOST.launched_ranks(HOST.find(shell.pid))})[3]
+        # on a busy machine the first attempt may still have this name
         newest = max(
-            (one for one in found if one.name == "sh" and one.pid != shell.pid),
-            key=lambda one: one.pid,
+            (process for process in members if process.name == "sh" and process.pid != shell.pid),
+            key=lambda process: process.pid,
         )
         assert (seat.process, seat.node, seat.variable) == (newest, "node0", "RANK")
     finally:
@@ -80,17 +80,17 @@ def test_the_youngest_of_several_attempts_has_the_rank_and_none_of_its_children(
 
 
 def test_without_a_variable_the_first_process_of_a_node_has_its_number() -> None:
-    shell, found = processes("sleep 60 & wait", 2)
+    shell, members = processes("sleep 60 & wait", 2)
     try:
-        assert {rank: seat.process.pid for rank, seat in seats({"a": [], "b": found}).items()} == {
-            1: found[0].pid
-        }
+        assert {
+            rank: seat.process.pid for rank, seat in seats_by_node({"a": [], "b": members}).items()
+        } == {1: members[0].pid}
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------
+# -- refused plans ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_without_a_variable_the_first_process_of_a_node_has_its_number() -> None
         ({"command": []}, "command", "use a list of texts"),
         ({"command": ["sh", 3]}, "command", "use texts only"),
         ({"command": ["no-such-program"]}, "command", "name a program that is installed"),
-        ({"watch": None}, "watch", "say how its log shows steps"),
+        ({"watch": None}, "watch", "give the pattern of a step in its log"),
         ({"nodes": 0}, "nodes", "1 or more"),
         ({"ranks": -1}, "ranks", "0 or more"),
         ({"spares": 1}, "spares", "a command has no such setting"),
@@ -149,19 +149,19 @@ def test_a_job_and_a_command_are_not_mixed(chaos: Chaos) -> None:
 
 
 def test_roles_are_drawn_when_a_run_is_planned() -> None:
-    one = plan_command(
+    plan = plan_command(
         COMMAND, watch=WATCH, ranks=5, seed=3, faults=[Kill(rank="minority", at_step=3)]
     )
-    assert len({fault.rank for fault in one.faults}) == 2
+    assert len({fault.rank for fault in plan.faults}) == 2
     assert (
-        one.faults
+        plan.faults
         == plan_command(
             COMMAND, watch=WATCH, ranks=5, seed=3, faults=[Kill(rank="minority", at_step=3)]
         ).faults
     )
 
 
-# -- as files -----------------------------------------------------------------------------------------------------
+# -- as files --------------------------------------------------------------------------------------
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -225,13 +225,15 @@ def test_progress_follows_a_log() -> None:
 
 
 def test_only_faults_are_left_out_of_a_command() -> None:
-    """Of two faults, the one that matters is found."""
+    """The fault that matters, one of two, is found."""
     faults = [Hang(rank=0, after_s=1.0), Kill(rank=0, at_step=3)]
     experiment = plan_command(COMMAND, watch=WATCH, faults=faults)
 
-    def fails(one: Planned, deadline_s: float) -> frozenset[str]:
+    def fails(candidate: Planned, deadline_s: float) -> frozenset[str]:
         return frozenset(
-            {"training completed"} if any(fault.kind == "Kill" for fault in one.faults) else ()
+            {"training completed"}
+            if any(fault.kind == "Kill" for fault in candidate.faults)
+            else ()
         )
 
     shrunk = shrink(experiment, fails, budget_s=WAIT_S)

@@ -1,4 +1,6 @@
-"""A command is compared with an unbroken run that found the same variables and files, and with no other one."""
+"""A command is compared with an unbroken run that had the same variables and files, and with no
+other run.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ for step in range(3):
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A working directory with a script that writes into it."""
+    """Return a working directory with a script that writes into it."""
     directory = tmp_path / "place"
     directory.mkdir()
     (directory / "train.py").write_text(TRAIN)
@@ -48,20 +50,20 @@ def run(chaos: Chaos, place: Path, *arguments: str) -> Outcome:
 
 
 def runs(place: Path) -> int:
-    """How often the script ran, unbroken or not."""
+    """Return the number of runs of the script, unbroken or not."""
     return len((place / "metrics.txt").read_text().splitlines())
 
 
 def test_a_twin_is_run_once_although_the_command_writes_files(chaos: Chaos, place: Path) -> None:
     run(chaos, place)
-    (place / "metrics.txt").write_text("")  # a test that clears it: no input either
+    (place / "metrics.txt").write_text("")  # clearing the file changes no input
     run(chaos, place)
     run(chaos, place)
     assert runs(place) == 2
 
 
 def test_a_file_that_another_command_writes_is_an_input(chaos: Chaos, place: Path) -> None:
-    """One command makes the configuration that the other one reads."""
+    """A configuration that one command writes is an input of the command that reads it."""
     (place / "prepare.py").write_text(
         f"from pathlib import Path; Path('config.txt').write_text('1')\n{TRAIN}"
     )
@@ -105,7 +107,7 @@ def test_a_file_that_an_argument_names_belongs_to_a_twin(
         assert run(chaos, place, "train.py", form.format(config)).losses[0] == int(start)
 
 
-# -- which files are looked at --------------------------------------------------------------------------------------
+# -- files that are inputs -------------------------------------------------------------------------
 
 
 def planned(place: Path, *arguments: str) -> CommandExperiment:
@@ -137,8 +139,8 @@ def test_files_that_may_be_read_are_looked_at(
     (tmp_path / "beside").mkdir(exist_ok=True)
     (tmp_path / "beside" / "train.py").touch()
     file.write_text("1")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, str(tmp_path / value))
+    for name, location in variables.items():
+        monkeypatch.setenv(name, str(tmp_path / location))
     inputs, experiment = InputFiles(tmp_path / "runs"), planned(place, *arguments)
     before = inputs.look(experiment)
     file.write_text("2")

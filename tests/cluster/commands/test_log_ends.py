@@ -1,4 +1,4 @@
-"""Commands that fail: reports show the line of the log that says why, ten lines around it, and a hint."""
+"""Reports of a failed command show the log line with the reason, ten lines around it, and a hint."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ OWN_ERROR = """[rank1]: Traceback (most recent call last):
     ],
 )
 def test_the_line_that_says_why_a_command_failed_is_found(log: str, error: str) -> None:
-    """The error of the program comes before a lost connection, and that before what the launcher reports."""
+    """The error of the program precedes a lost connection, which precedes the launcher's report."""
     part = find_error(log.split("\n"), lambda line: WATCH.read(line) is not None)
     assert part.error.startswith(error)
     assert bool(part.error) is bool(error)
@@ -182,12 +182,12 @@ def test_a_mesh_of_gloo_that_fails_has_a_hint(tmp_path: Path, before: int) -> No
 def test_ranks_that_wait_after_a_restart_have_a_hint(
     tmp_path: Path, command: list[str], log: str, stood_still: bool, is_hinted: bool
 ) -> None:
-    """gloo may also wait for ever where it has the address of a rank that ended, and then prints nothing."""
+    """Gloo may also wait for ever, without output, if it has the address of a rank that ended."""
     (tmp_path / "node0.log").write_text(log)
     assert bool(find_hints(tmp_path / "node0.log", command, stood_still=stood_still)) is is_hinted
 
 
-# -- runs ---------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def shell(
 
 
 def reports(outcome: Outcome, directory: Path) -> list[str]:
-    """Return an outcome as a page, as JUnit's XML and on a terminal."""
+    """Return an outcome as a page, as JUnit's XML and as terminal text."""
     write_html([outcome], directory / "report.html")
     write_junit([outcome], directory / "junit.xml")
     console = Console(width=200, record=True, file=io.StringIO())
@@ -275,7 +275,7 @@ def test_an_unbroken_run_that_fails_says_why(harness: Harness) -> None:
 
 
 def test_a_command_that_stalls_is_ended_before_its_deadline(harness: Harness) -> None:
-    """Lines without a step are no sign of training, and what it waits for is the last that the log shows."""
+    """Lines without a step are no progress, and the end of the log shows the cause of the wait."""
     outcome = shell(
         harness,
         "echo step 4; echo waiting for rank 1; while sleep 0.1; do echo alive; done",
@@ -327,9 +327,10 @@ def test_pytest_shows_why_a_command_failed(pytester: pytest.Pytester) -> None:
 
 def test_a_log_in_the_note_of_an_error_stays_in_lines() -> None:
     error = HarnessError("the unbroken run did not complete")
-    error.add_note("what was made is left: forbidden")
+    error.add_note("objects may be left on the cluster: forbidden")
     error.add_note("log of node0:\n  line 1\n  line 2")
     assert (
-        error_line(error) == "the unbroken run did not complete; what was made is left: forbidden"
+        error_line(error)
+        == "the unbroken run did not complete; objects may be left on the cluster: forbidden"
     )
     assert long_notes(error) == ["log of node0:\n  line 1\n  line 2"]

@@ -1,4 +1,4 @@
-"""Logs in which steps cannot be counted, or are printed in unusual forms: read right, or named, and never failed."""
+"""Logs with uncountable or unusual steps are read right, or named as unknown, and never fail a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from faults import Kill
 JOB = Path(__file__).parents[2] / "jobs" / "logs" / "printed.py"
 WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.]+)")
 BAR = LogPatterns(step=r"\| (\d+)/\d+ \[", loss=r"loss=([\d.]+)")
-#: Starts a training again until it ends well, three times at most.
+#: Shell code that starts a training until it ends well, three times at most.
 AGAIN = 'for n in 1 2 3; do RANK=0 "$@" && exit 0; done; exit 1'
 
 
@@ -39,7 +39,7 @@ def run(
 
 
 def shows(outcome: Outcome) -> str:
-    """What is said of the steps of a run that is unknown, and in which nothing has failed."""
+    """Return the detail about steps of a run that is unknown, and in which no check has failed."""
     assert outcome.verdict is Verdict.UNKNOWN, outcome.reasons
     assert [
         check for check in outcome.checks if check.verdict in (Verdict.FAILED, Verdict.ERROR)
@@ -53,11 +53,11 @@ def shows(outcome: Outcome) -> str:
 @pytest.mark.parametrize("twin", [True, False])
 @pytest.mark.parametrize("how", ["bar", "bare"])
 def test_a_progress_bar_is_no_log_of_steps(chaos: Chaos, how: str, twin: bool) -> None:
-    told = shows(run(chaos, how, Kill(rank=0, at_step=30), steps=60, watch=BAR, twin=twin))
+    detail = shows(run(chaos, how, Kill(rank=0, at_step=30), steps=60, watch=BAR, twin=twin))
     assert re.search(
-        r"\d+ of \d+ lines with a step are drawn over by the next one, as by a progress bar", told
+        r"\d+ of \d+ lines with a step are drawn over by the next one, as by a progress bar", detail
     )
-    assert "tqdm.write" in told
+    assert "tqdm.write" in detail
 
 
 def test_a_line_that_each_step_draws_over_is_counted(chaos: Chaos) -> None:
@@ -69,15 +69,15 @@ def test_a_line_that_each_step_draws_over_is_counted(chaos: Chaos) -> None:
 @pytest.mark.parametrize("twin", [True, False])
 @pytest.mark.parametrize("how", ["epochs", "uneven"])
 def test_steps_that_begin_anew_in_each_epoch_are_named(chaos: Chaos, how: str, twin: bool) -> None:
-    told = shows(
+    detail = shows(
         run(chaos, how, Kill(rank=0, at_step=5), steps=30 if how == "epochs" else 35, twin=twin)
     )
-    assert told.startswith("steps begin anew: the log on node0 goes back from step 9 to step 0")
-    assert "a number that grows over the whole training" in told
+    assert detail.startswith("steps begin anew: the log on node0 goes back from step 9 to step 0")
+    assert "a number that grows over the whole training" in detail
 
 
 def test_a_training_that_begins_at_its_first_step_again_has_lost_all(chaos: Chaos) -> None:
-    """It goes back from its highest step to its first one for the fault, or in another process."""
+    """A training that goes back from its last step to its first one has lost all steps."""
     train = "import time; [(time.sleep(0.02), print('step', n, flush=True)) for n in range(20)]; time.sleep(0.3)"
     command = ["sh", "-c", AGAIN, "sh", sys.executable, "-c", train]
     outcome = chaos.run(
@@ -92,17 +92,17 @@ def test_a_training_that_begins_at_its_first_step_again_has_lost_all(chaos: Chao
 
 @pytest.mark.parametrize("twin", [True, False])
 def test_lines_that_are_printed_by_the_clock_are_named(chaos: Chaos, twin: bool) -> None:
-    told = shows(run(chaos, "clock", Kill(rank=0, at_step=8), steps=20, step_s=0.13, twin=twin))
+    detail = shows(run(chaos, "clock", Kill(rank=0, at_step=8), steps=20, step_s=0.13, twin=twin))
     assert (
-        "lines that are printed by the clock cannot be counted" in told
-        or "steps are in its twin's log only" in told
+        "lines that are printed by the clock cannot be counted" in detail
+        or "steps are in its twin's log only" in detail
     )
 
 
 def test_a_step_that_is_shown_while_it_takes_long_is_not_lost(chaos: Chaos) -> None:
-    """Nothing is struck: what is shown again was not computed again."""
-    told = shows(run(chaos, "stalls", steps=10, twin=False, max_lost_steps=0))
-    assert "the log on node0 repeats steps that were not computed again" in told
+    """A step that is printed again was not computed again if no fault struck."""
+    detail = shows(run(chaos, "stalls", steps=10, twin=False, max_lost_steps=0))
+    assert "the log on node0 repeats steps that were not computed again" in detail
 
 
 def kept(outcome: Outcome) -> Verdict:
@@ -110,7 +110,7 @@ def kept(outcome: Outcome) -> Verdict:
     return next(check.verdict for check in outcome.checks if check.name == "committed steps kept")
 
 
-# -- what has failed stays failed ---------------------------------------------------------------------------------
+# -- failures that stay failures -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("twin", [True, False])
@@ -143,7 +143,7 @@ def test_a_line_that_each_step_draws_over_excuses_no_lost_steps(chaos: Chaos) ->
 
 @pytest.mark.parametrize("twin", [True, False])
 def test_a_step_that_one_process_computes_again_is_lost(chaos: Chaos, twin: bool) -> None:
-    """No process is started again: the training goes on in the one that prints."""
+    """Steps that the printing process computes again are lost, though no process is started again."""
     outcome = run(
         chaos, "again", Kill(rank=1, at_step=10), steps=20, ranks=2, twin=twin, step_s=0.1
     )
@@ -151,7 +151,7 @@ def test_a_step_that_one_process_computes_again_is_lost(chaos: Chaos, twin: bool
     assert outcome.lost_steps == 3
 
 
-# -- what is read -------------------------------------------------------------------------------------------------
+# -- forms of steps --------------------------------------------------------------------------------
 
 
 def test_colours_are_left_out(chaos: Chaos) -> None:
@@ -168,23 +168,23 @@ def test_thousands_have_separators(chaos: Chaos) -> None:
 
 
 def test_a_pattern_that_cuts_numbers_is_named(chaos: Chaos) -> None:
-    told = shows(run(chaos, "thousands", Kill(rank=0, at_step=990)))
-    assert "meets '1,000' in 15 of its lines" in told
-    assert r"([\d,]+)" in told
+    detail = shows(run(chaos, "thousands", Kill(rank=0, at_step=990)))
+    assert "matches '1,000' or the like in 15 lines" in detail
+    assert r"([\d,]+)" in detail
 
 
 def test_a_pattern_that_cuts_the_last_few_numbers_is_named(chaos: Chaos) -> None:
-    """They are one of fifteen lines, and no step follows them."""
+    """The cut numbers are one of fifteen lines, and no step follows them."""
     command = [sys.executable, "-c", "for step in range(850, 1010): print(f'step {step:,}')"]
     outcome = chaos.run(
         command=command, watch=LogPatterns(step=r"step (\d+)"), check=False, twin=False
     )
-    assert "meets '1,000' in 10 of its lines" in shows(outcome)
+    assert "matches '1,000' or the like in 10 lines" in shows(outcome)
 
 
 def test_abbreviated_numbers_are_named(chaos: Chaos) -> None:
-    told = shows(run(chaos, "abbreviated", watch=LogPatterns(step=r"step (\S+)")))
-    assert "meets '1.0k' in 15 of its lines" in told
+    detail = shows(run(chaos, "abbreviated", watch=LogPatterns(step=r"step (\S+)")))
+    assert "matches '1.0k' or the like in 15 lines" in detail
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Batches that follow the world: what is dealt, what the optimizers make of it, and that nothing else changes."""
+"""Batches that follow the world: the samples, the optimizers' rates, and the absence of any other
+change.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from chaoskit.job import JobSpec
 from chaoskit.journal import Record, read_journals
 from chaoskit.runlog.history import History
 from chaoskit.runlog.outcome import Outcome
-from chaoskit.runtime.state.following import Following, needed
+from chaoskit.runtime.state.batch_follows_world import Following, needed_changes
 from chaoskit.runtime.state.registered import Registered
 from chaoskit.runtime.state.sampling import Sampler
 from chaoskit.suites.goals import JournalFlag
@@ -29,14 +31,14 @@ from faults import Kill, Scale
 
 JOBS = Path(__file__).parents[2] / "jobs" / "failing" / "troubled.py"
 JOB = f"{JOBS}:plain"
-BATCH = 24  # of that job
+BATCH = 24  # batch size of the job
 ELASTIC = ElasticPolicy(min_replicas=1, max_replicas=4, scaling_timeout_s=0.0)
 
 
 def config(nodes: int = 2, shards: int = 8, **follow: Any) -> RunConfig:
-    chosen = BatchScaling(**{"rule": "square-root", **follow})
+    scaling = BatchScaling(**{"rule": "square-root", **follow})
     return RunConfig(
-        job=JobSpec("job.py"), nodes=nodes, shards=shards, elastic=ELASTIC, follow=chosen
+        job=JobSpec("job.py"), nodes=nodes, shards=shards, elastic=ELASTIC, follow=scaling
     )
 
 
@@ -44,7 +46,7 @@ def adam() -> torch.optim.Optimizer:
     return torch.optim.Adam([torch.nn.Parameter(torch.ones(3))], lr=0.01)
 
 
-# -- what is dealt ------------------------------------------------------------------------------------------------
+# -- samples ---------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -93,7 +95,9 @@ def test_who_takes_over_the_state_goes_on_alike(
         new.load(old.state(), step)
         assert new.state() == old.state()
         later = range(step, step + 20)
-        assert [new.multiplier(one) for one in later] == [old.multiplier(one) for one in later]
+        assert [new.multiplier(number) for number in later] == [
+            old.multiplier(number) for number in later
+        ]
 
 
 @settings(deadline=None)
@@ -105,26 +109,28 @@ def test_who_takes_over_the_state_goes_on_alike(
 def test_ranks_of_different_age_never_disagree_on_the_state(
     before: list[int], after: list[int], warmup: int
 ) -> None:
-    """Ranks compare checksums of it in every step: an old one must not remember more than a new one was told."""
+    """An old rank must not remember more than a new one was told, as ranks compare checksums in
+    every step.
+    """
     chosen = config(warmup_steps=warmup)
     old, new = Following(chosen, [adam()]), Following(chosen, [adam()])
     for step, world in enumerate(before):
         old.deal(step, 2 * world)
     new.load(old.state(), len(before))
     for step, world in enumerate(after, len(before)):
-        for one in (old, new):
-            one.deal(step, 2 * world)
+        for following in (old, new):
+            following.deal(step, 2 * world)
         assert new.state() == old.state()
         assert new.multiplier(step) == old.multiplier(step)
 
 
 def test_what_is_over_is_not_carried_along() -> None:
     changes = [(10, 2), (20, 4), (23, 6), (25, 8)]
-    assert needed(changes, 5, named=3) == changes
-    assert needed(changes, 3, named=3) == changes[1:]
-    assert needed(changes, 3, named=4) == changes[2:]  # with which everybody begins
-    assert needed(changes, 0, named=3) == changes[2:]
-    assert needed([], 3, named=4) == []
+    assert needed_changes(changes, 5, named_shards=3) == changes
+    assert needed_changes(changes, 3, named_shards=3) == changes[1:]
+    assert needed_changes(changes, 3, named_shards=4) == changes[2:]  # all ranks begin with these
+    assert needed_changes(changes, 0, named_shards=3) == changes[2:]
+    assert needed_changes([], 3, named_shards=4) == []
 
 
 def test_a_state_of_a_batch_that_stayed_is_gone_on_from() -> None:
@@ -134,12 +140,12 @@ def test_a_state_of_a_batch_that_stayed_is_gone_on_from() -> None:
     assert following.multiplier(7) == 1.0
 
 
-def registered(chosen: RunConfig | None) -> Registered:
+def registered(run_config: RunConfig | None) -> Registered:
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 2)
-    found = Registered(model, torch.optim.Adam(model.parameters(), lr=0.01), None)
-    found.following = Following(chosen, found.optimizers) if chosen else None
-    return found
+    state = Registered(model, torch.optim.Adam(model.parameters(), lr=0.01), None)
+    state.following = Following(run_config, state.optimizers) if run_config else None
+    return state
 
 
 def test_what_was_dealt_travels_with_the_state() -> None:
@@ -151,9 +157,9 @@ def test_what_was_dealt_travels_with_the_state() -> None:
     new.load_scalars(old.scalars(), 4)
     assert new.following.dealt == 22
     assert new.scalars() == old.scalars()
-    with pytest.raises(BadInput, match="give it as before"):
+    with pytest.raises(BadInput, match="set it as before"):
         registered(None).load_scalars(old.scalars(), 4)
-    with pytest.raises(BadInput, match="as many nodes and shards as before, so that they have 4"):
+    with pytest.raises(BadInput, match="as many nodes and shards as before, 4 shards in total"):
         registered(config(nodes=3)).load_scalars(old.scalars(), 4)
 
 
@@ -161,21 +167,21 @@ def test_the_optimizers_take_their_steps_with_what_follows_from_the_batch() -> N
     """A weight moves by rate times gradient: by twice as much with twice the batch."""
     weight = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(weight.parameters(), lr=0.25)
-    found = Registered(weight, optimizer, None)
-    found.following = Following(config(rule="linear"), found.optimizers)
+    state = Registered(weight, optimizer, None)
+    state.following = Following(config(rule="linear"), state.optimizers)
     for step, (shards, moved) in enumerate(((4, 0.25), (8, 0.5), (2, 0.125))):
         before = float(weight.weight.detach())
         weight.weight.grad = torch.ones(1, 1)
-        found.following.deal(step, shards)
-        with found.running_optimizers():
-            found.advance()
-        found.step += 1
+        state.following.deal(step, shards)
+        with state.running_optimizers():
+            state.advance()
+        state.step += 1
         assert before - float(weight.weight.detach()) == pytest.approx(moved)
-        assert found.following.rate == moved
+        assert state.following.rate == moved
         assert optimizer.param_groups[0]["lr"] == 0.25
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------
+# -- refused settings ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -212,17 +218,17 @@ def test_a_rule_for_another_optimizer_is_refused_before_the_first_step() -> None
         Following(config(rule="linear"), [adam()])
 
 
-# -- what is judged -----------------------------------------------------------------------------------------------
+# -- the judge -------------------------------------------------------------------------------------
 
 
 def took(worker: str, step: int, generation: int, world: int) -> list[Record]:
-    """The lines of one rank for one step, of two shards a rank and a sample each."""
+    """Return the records of one rank for one step, with two shards a rank and a sample each."""
     rank = int(worker.removeprefix("node").partition(".")[0])
-    mine = {"step": step, "generation": generation, "rank": rank, "world": world}
+    place = {"step": step, "generation": generation, "rank": rank, "world": world}
     shards = [2 * rank, 2 * rank + 1]
     return [
-        Record(step, worker, Event.REDUCE, mine | {"shards": shards, "samples": shards}),
-        Record(step, worker, Event.COMMIT, mine | {"loss": float(world), "grad_sum": world}),
+        Record(step, worker, Event.REDUCE, place | {"shards": shards, "samples": shards}),
+        Record(step, worker, Event.COMMIT, place | {"loss": float(world), "grad_sum": world}),
     ]
 
 
@@ -231,7 +237,10 @@ def ended(worker: str, digest: str) -> Record:
 
 
 def test_who_took_the_last_step_alone_and_left_is_not_compared_with_who_took_it_again() -> None:
-    """Of two ranks one committed step 1 in generation 1, and left; the other one took it alone in generation 2."""
+    """The digest of a rank that left is not compared if its last step was taken again.
+
+    Rank 1 committed step 1 in generation 1 and left; rank 0 took it alone in generation 2.
+    """
     both = [*took("node0.0", 0, 1, 2), *took("node1.0", 0, 1, 2)]
     alone = [*took("node1.0", 1, 1, 2), ended("node1.0", "bb")]
     again = [*took("node0.0", 1, 1, 2)[:1], *took("node0.0", 1, 2, 1), ended("node0.0", "aa")]
@@ -244,19 +253,19 @@ def test_who_took_the_last_step_alone_and_left_is_not_compared_with_who_took_it_
     assert history.violations("fast") == []
 
 
-# -- real runs ----------------------------------------------------------------------------------------------------
+# -- real runs -------------------------------------------------------------------------------------
 
 
 def commits(outcome: Outcome) -> list[Record]:
-    """One a step, of the generation that lives on."""
-    found: dict[int, Record] = {}
+    """Return a commit of each step, of the generation that lives on."""
+    latest: dict[int, Record] = {}
     for record in read_journals(Path(outcome.directory) / "journal"):
         if (
             record.event == Event.COMMIT
-            and record["generation"] >= found.get(record["step"], record)["generation"]
+            and record["generation"] >= latest.get(record["step"], record)["generation"]
         ):
-            found[record["step"]] = record
-    return [found[step] for step in sorted(found)]
+            latest[record["step"]] = record
+    return [latest[step] for step in sorted(latest)]
 
 
 @pytest.mark.slow
@@ -264,7 +273,9 @@ def commits(outcome: Outcome) -> list[Record]:
     "With `follow` each rank keeps its number of shards, and the batch is as large as the world"
 )
 def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(chaos: Any) -> None:
-    """One rank that computes the same batches gets the same bits: of every loss, and of the weights."""
+    """A single rank that computes the same batches gets the same bits of every loss and of the
+    weights.
+    """
     outcome = chaos.run(
         JOB,
         nodes=2,
@@ -278,17 +289,17 @@ def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(cha
         faults=[Scale(to=3, at_step=10), Kill(rank=1, at_step=24), Scale(to=1, at_step=40)],
     )
     outcome.assert_same_losses_as_twin()
-    found = commits(outcome)
-    worlds = [record["world"] for record in found]
+    records = commits(outcome)
+    worlds = [record["world"] for record in records]
     assert {1, 2, 3} == set(worlds)
-    assert all(record["samples"] == BATCH // 2 * record["world"] for record in found)
-    assert outcome.ledger.samples == sum(record["samples"] for record in found)
+    assert all(record["samples"] == BATCH // 2 * record["world"] for record in records)
+    assert outcome.ledger.samples == sum(record["samples"] for record in records)
     assert not outcome.ledger.missing
     assert not outcome.ledger.repeated
     schedule = [0.01 * 0.7 ** (step // 5) for step in range(60)]
-    ratios = [record["multiplier"] for record in found]
+    ratios = [record["multiplier"] for record in records]
     assert [
-        record["rate"] / rate for record, rate in zip(found, schedule, strict=True)
+        record["rate"] / rate for record, rate in zip(records, schedule, strict=True)
     ] == pytest.approx(ratios)
     for (before, now), (old, new) in zip(pairwise(worlds), pairwise(ratios), strict=True):
         assert now >= before or new == pytest.approx((now / 2) ** 0.5)  # a lower rate holds at once
@@ -301,7 +312,9 @@ def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(cha
     "whatever is not the batch (a rate, a sample, a warm-up, a state that was taken over) shows"
 )
 def test_a_batch_that_was_scaled_wrongly_is_noticed(chaos: Any) -> None:
-    """In a world of three all ranks deal out more samples than the rule says: they agree, but not with the twin."""
+    """All ranks of a world of three deal more samples than the rule allows: they agree, but differ
+    from the twin.
+    """
     job = Path(__file__).parents[2] / "jobs" / "failing" / "scaled_wrongly.py"
     outcome = chaos.run(
         str(job),
@@ -333,7 +346,9 @@ def test_a_batch_that_was_scaled_wrongly_is_noticed(chaos: Any) -> None:
 def test_a_bad_batch_is_skipped_by_the_twin_too(
     chaos: Any, job: str, options: dict[str, Any], skipped: str
 ) -> None:
-    """The twin's one rank has more shards than the batch: what it computed is asked for and written down, no more."""
+    """The twin's single rank has more shards than the batch, and only computed shards are audited
+    and recorded.
+    """
     follow = {"rule": "none"}
     outcome = chaos.run(
         f"{JOBS}:{job}",
@@ -352,26 +367,26 @@ def test_a_bad_batch_is_skipped_by_the_twin_too(
 
 
 def dealt(history: History) -> dict[int, list[int]]:
-    """Step -> its samples, shard by shard."""
-    found: dict[int, list[int]] = {}
+    """Return step -> its samples, shard by shard."""
+    samples_of: dict[int, list[int]] = {}
     for number, step in history.steps.items():
         parts: dict[int, list[int]] = {}
         for record in step.contributions[step.generation].values():
             size = len(record["samples"]) // len(record["shards"])
             for place, shard in enumerate(record["shards"]):
                 parts[shard] = record["samples"][place * size : (place + 1) * size]
-        found[number] = [sample for shard in sorted(parts) for sample in parts[shard]]
-    return found
+        samples_of[number] = [sample for shard in sorted(parts) for sample in parts[shard]]
+    return samples_of
 
 
 def once_an_epoch(order: list[int]) -> bool:
-    """Whether none of the job's 128 samples comes again before all others came."""
+    """Return True if none of the job's 128 samples comes again before all others came."""
     epochs = [order[start : start + 128] for start in range(0, len(order), 128)]
     return all(len(set(epoch)) == len(epoch) for epoch in epochs)
 
 
 def test_a_run_that_is_resumed_goes_on_with_the_next_samples(chaos: Any, tmp_path: Path) -> None:
-    """What was dealt is in the snapshot: the steps before it had batches of two sizes."""
+    """The number of dealt samples is in the snapshot, after steps with batches of two sizes."""
     common: dict[str, Any] = {
         "nodes": 2,
         "shards": 8,
@@ -386,7 +401,7 @@ def test_a_run_that_is_resumed_goes_on_with_the_next_samples(chaos: Any, tmp_pat
     of_one: set[int] = set()
 
     def is_stored(record: Record) -> bool:
-        """Whether a state after batches of two sizes is on the disk."""
+        """Return True if a state after batches of two sizes is on the disk."""
         of_one.update(
             [record["step"]] if record.event == Event.COMMIT and record["world"] == 1 else []
         )
@@ -398,7 +413,8 @@ def test_a_run_that_is_resumed_goes_on_with_the_next_samples(chaos: Any, tmp_pat
     steps = len(before.steps) + 40
     after = chaos.run(JOB, steps=steps, resume=True, **common)
     old, new = (
-        dealt(History(read_journals(Path(one.directory) / "journal"))) for one in (before, after)
+        dealt(History(read_journals(Path(outcome.directory) / "journal")))
+        for outcome in (before, after)
     )
     begun = min(new)
     assert len({len(samples) for step, samples in old.items() if step < begun}) == 2

@@ -1,4 +1,6 @@
-"""Nodes that join, and the test of their links: the pure state machine, and real runs over bad networks."""
+"""Nodes that join, and the test of their links: the pure state machine, and real runs over bad
+networks.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from support.goals import Flag
 from chaoskit.config import RunConfig
 from chaoskit.coordinator.detectors.newcomers import AGAIN_S, TRIES, Newcomers
 from chaoskit.coordinator.membership import events
+from chaoskit.coordinator.membership.handle import handle
 from chaoskit.coordinator.membership.membership import Membership
 from chaoskit.coordinator.outputs import Send
 from chaoskit.elastic.settings import ElasticPolicy
@@ -33,6 +36,7 @@ from chaoskit.wire.messages import (
     LinksMeasured,
     MeasureLinks,
     PairReading,
+    WorkerReady,
 )
 from faults import AddNode, Bandwidth, Cut, Fault, Target
 from faults.evidence import Evidence
@@ -49,7 +53,7 @@ def reading(node: str, values: dict[str, Any]) -> PairReading:
 
 
 class Cluster:
-    """Nodes that answer at once, by how good each end of a link is."""
+    """Nodes that answer at once, according to the quality of each end of a link."""
 
     def __init__(self, *nodes: str, **settings: Any) -> None:
         self.membership = Membership(
@@ -57,28 +61,30 @@ class Cluster:
         )
         self.newcomers, self.now_s, self.silent = Newcomers(), 0.0, set[str]()
         self.ends: dict[str, dict[str, Any]] = {}
-        self.told: dict[str, tuple[Finding, ...]] = {}
+        self.findings: dict[str, tuple[Finding, ...]] = {}
         self.against: list[tuple[str, str]] = []
         self.join(*nodes)
 
     def join(self, *nodes: str) -> None:
         for port, node in enumerate(nodes, 1):
             self.newcomers.introduce(AgentHello(node, "host", 1, host=node, port=port))
-            self.membership.handle(events.NodeJoined(node), self.now_s)
+            handle(self.membership, events.NodeJoined(node), self.now_s)
 
     def settle(self, *nodes: str) -> None:
         for node in nodes:
             for worker in sorted(self.membership.workers_on(node)):
-                self.membership.handle(
-                    events.WorkerReady(worker, node, Endpoint("h", worker, 1, 2, 3)), self.now_s
+                handle(
+                    self.membership,
+                    WorkerReady(worker, node, Endpoint("h", worker, 1, 2, 3)),
+                    self.now_s,
                 )
-        self.membership.handle(events.Settled(self.membership.generation), self.now_s)
+        handle(self.membership, events.Settled(self.membership.generation), self.now_s)
 
     def order(self) -> list[Send]:
         return self.newcomers.order(self.membership, self.membership.nodes, self.now_s)
 
     def go_on(self) -> None:
-        """Until nothing more is tested."""
+        """Order and answer tests until no more are ordered."""
         for _ in range(TRIES * 3):
             self.answer(self.order())
             self.now_s += AGAIN_S
@@ -93,11 +99,13 @@ class Cluster:
             values = self.ends.get(peer) or self.ends.get(send.node) or GOOD
             answer = LinksMeasured(send.node, order.number, (reading(peer, values),), joins=True)
             self.newcomers.answer(answer, lambda node: node not in self.silent, self.now_s)
-            self.told |= dict(self.newcomers.news(self.membership))
+            self.findings |= dict(self.newcomers.news(self.membership))
 
     def refused(self) -> set[str]:
         return {
-            node for node, found in self.told.items() if any(one.severity == "bad" for one in found)
+            node
+            for node, findings in self.findings.items()
+            if any(finding.severity == "bad" for finding in findings)
         }
 
 
@@ -105,14 +113,14 @@ def test_all_who_begin_are_tested_each_against_another() -> None:
     cluster = Cluster(*NODES)
     cluster.go_on()
     assert sorted(cluster.against) == [("a", "b"), ("b", "c"), ("c", "d"), ("d", "a")]
-    assert (set(cluster.told), cluster.refused()) == (set(NODES), set())
-    assert {one.what for one in cluster.told["a"]} >= {
+    assert (set(cluster.findings), cluster.refused()) == (set(NODES), set())
+    assert {finding.what for finding in cluster.findings["a"]} >= {
         "pair.reached",
         "pair.rtt_ms",
         "pair.sent_mb_s",
         "pair.intact",
     }
-    assert all(one.detail.startswith("to b") for one in cluster.told["a"])
+    assert all(finding.detail.startswith("to b") for finding in cluster.findings["a"])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +145,8 @@ def test_one_who_begins_with_others_is_refused_too() -> None:
     cluster.go_on()
     assert cluster.refused() == {"b"}
     assert any(
-        one.severity == "warn" and one.detail.startswith("to b") for one in cluster.told["a"]
+        finding.severity == "warn" and finding.detail.startswith("to b")
+        for finding in cluster.findings["a"]
     )
 
 
@@ -147,7 +156,7 @@ def test_one_who_begins_with_others_is_refused_too() -> None:
     )
 )
 def test_nobody_is_refused_whose_own_end_is_well(ends: dict[str, dict[str, Any]]) -> None:
-    """Whichever of the others are not."""
+    """A node with a good end is not refused, whichever of the others are bad."""
     cluster = Cluster(*NODES)
     cluster.ends = ends
     cluster.go_on()
@@ -160,7 +169,7 @@ def test_links_that_are_all_alike_are_good_enough() -> None:
     cluster = Cluster(*NODES)
     cluster.ends = dict.fromkeys(NODES, WORTH_A_WARNING)
     cluster.go_on()
-    assert (set(cluster.told), cluster.refused()) == (set(NODES), set())
+    assert (set(cluster.findings), cluster.refused()) == (set(NODES), set())
 
 
 def test_a_newcomer_is_tested_against_those_who_train_and_they_are_not_tested_again() -> None:
@@ -181,10 +190,10 @@ def test_that_the_other_end_is_silent_says_nothing_of_the_newcomer() -> None:
     cluster.ends["a"] = DEAD
     cluster.silent = {"a"}
     cluster.go_on()
-    assert cluster.told == {}
+    assert cluster.findings == {}
     cluster.ends.clear()
     cluster.go_on()
-    assert (set(cluster.told), cluster.refused()) == ({"b"}, set())
+    assert (set(cluster.findings), cluster.refused()) == ({"b"}, set())
 
 
 def test_a_node_that_attaches_again_is_asked_again_and_an_old_answer_counts_for_nothing() -> None:
@@ -195,9 +204,9 @@ def test_a_node_that_attaches_again_is_asked_again_and_an_old_answer_counts_for_
     (again,) = cluster.order()
     assert again.node == "a"
     cluster.answer([old])
-    assert "a" not in cluster.told
+    assert "a" not in cluster.findings
     cluster.answer([again])
-    assert "a" in cluster.told
+    assert "a" in cluster.findings
 
 
 def test_a_node_on_probation_is_held_until_its_link_is_known_but_only_if_there_is_another_node() -> (
@@ -211,12 +220,12 @@ def test_a_node_on_probation_is_held_until_its_link_is_known_but_only_if_there_i
     assert cluster.newcomers.untested(cluster.membership, NODES) == frozenset()
 
 
-# -- real runs ----------------------------------------------------------------------------------------------------
+# -- real runs -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddNodeBehind(AddNode):
-    """Add a fourth node that only the coordinator reaches well."""
+    """A fault that adds a fourth node, which only the coordinator reaches well."""
 
     makes: str
 
@@ -229,7 +238,7 @@ class AddNodeBehind(AddNode):
 
 
 def run(chaos: Any, fault: Fault, flag: Flag, world: int) -> Outcome:
-    """A run that ends when the flag is up and the world has so many ranks."""
+    """Run a job until the flag is up and the world has ``world`` ranks."""
     elastic = ElasticPolicy(min_replicas=2, max_replicas=4, scaling_timeout_s=0.0)
     plan: dict[str, Any] = {
         "nodes": 3,
@@ -249,27 +258,34 @@ def run(chaos: Any, fault: Fault, flag: Flag, world: int) -> Outcome:
 
 
 def links_are_known(directory: Path, *severities: str) -> Flag:
-    """The goal that the link of the fourth node was tested, with a reading of one of these ``severities``."""
+    """Return the goal that the fourth node's link was tested, with a reading of one of these
+    ``severities``.
+    """
 
     def is_known(message: Any) -> bool:
         if not isinstance(message, HealthReport) or message.node != "node3":
             return False
         return any(
-            one.what.startswith("pair.") and one.severity in severities for one in message.findings
+            finding.what.startswith("pair.") and finding.severity in severities
+            for finding in message.findings
         )
 
     return Flag(directory / "links", is_known)
 
 
 def records(outcome: Outcome, event: Event) -> list[Record]:
-    return [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == event]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event == event
+    ]
 
 
 def refusals(outcome: Outcome) -> dict[str, list[str]]:
     return {
-        one["node"]: one["reasons"]
-        for one in records(outcome, Event.HEALTH)
-        if one["standing"] == "refused"
+        record["node"]: record["reasons"]
+        for record in records(outcome, Event.HEALTH)
+        if record["standing"] == "refused"
     }
 
 
@@ -307,12 +323,12 @@ def test_a_node_that_comes_and_is_badly_connected_is_not_used(
 @pytest.mark.promise("A node that joins tests its link to one that is there")
 @pytest.mark.chaos(substrate="netns")
 def test_a_node_that_comes_and_is_well_connected_is_used(chaos: Any, tmp_path: Path) -> None:
-    """The world grows by the new node, whose link was tested."""
+    """The world grows by the new node after the test of its link."""
     outcome = run(chaos, AddNode(at_step=5), links_are_known(tmp_path, "ok", "warn"), 4)
     assert refusals(outcome) == {}
     last = records(outcome, Event.PLAN)[-1]
     assert {member["node"] for member in last["members"]} == {"node0", "node1", "node2", "node3"}
     findings = [
-        one["findings"] for one in records(outcome, Event.HEALTH) if one["node"] == "node3"
+        record["findings"] for record in records(outcome, Event.HEALTH) if record["node"] == "node3"
     ][-1]
-    assert {"pair.reached", "pair.sent_mb_s"} <= {one["what"] for one in findings}
+    assert {"pair.reached", "pair.sent_mb_s"} <= {record["what"] for record in findings}

@@ -1,4 +1,6 @@
-"""Worlds that are resized while they train: no rank is lost, no step is repeated, and all numbers stay the same."""
+"""Worlds that are resized while they train: no rank is lost, no step is repeated, and all numbers
+stay the same.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def policy(least: int = 1, most: int = 4, **changes: Any) -> ElasticPolicy:
 
 
 def run(chaos: Any, *faults: Fault, goal: JournalFlag | None = None, **plan: Any) -> Outcome:
-    """A run that costs no step, no sample and no bit; it goes on until ``goal`` is reached, if there is one."""
+    """Run a job that loses no step, no sample and no bit, until ``goal`` is reached if there is
+    one.
+    """
     settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 40, "elastic": policy()} | plan
     settings["options"] = {"step_s": 0.03, "full": settings["nodes"]} | settings.get("options", {})
     if goal is not None:
@@ -48,16 +52,16 @@ def run(chaos: Any, *faults: Fault, goal: JournalFlag | None = None, **plan: Any
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    found = [
+    records = [
         record
         for record in read_journals(Path(outcome.directory) / "journal")
         if record.event in events
     ]
-    return sorted(found, key=lambda record: record.t_ns)
+    return sorted(records, key=lambda record: record.t_ns)
 
 
 def sizes(outcome: Outcome) -> list[int]:
-    """Of the worlds that committed steps, one after the other."""
+    """Return the sizes of the worlds that committed steps, in order."""
     first = outcome.steps[0].world
     return [
         first,
@@ -66,7 +70,7 @@ def sizes(outcome: Outcome) -> list[int]:
 
 
 def planned(outcome: Outcome) -> list[Record]:
-    """The plans of a run in which nobody was given up: each but the first waits for a step boundary."""
+    """Return the plans of a run that gave up no rank: each but the first waits for a step boundary."""
     plans = journal(outcome, Event.PLAN)
     assert journal(outcome, Event.DETECTED) == []
     assert outcome.recoveries == []
@@ -75,25 +79,27 @@ def planned(outcome: Outcome) -> list[Record]:
 
 
 def fault_seen(chaos: Any, number: int) -> JournalFlag:
-    """A flag that is up when the n-th fault has taken effect."""
+    """Return a flag that is up when the fault with this number has taken effect."""
     return JournalFlag(
         chaos, lambda record: record.event == Event.EVIDENCE and record["fault"] == f"fault{number}"
     )
 
 
 def left(outcome: Outcome) -> set[str]:
-    """Workers that say themselves that they have left."""
+    """Return the workers that left, by their own journals."""
     return {record.source for record in journal(outcome, Event.LEFT)}
 
 
-# -- on request ---------------------------------------------------------------------------------------------------
+# -- on request ------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise(
     "When every rank of the old world knows it, all of them leave that world after the same step."
 )
 def test_a_world_shrinks_and_grows_again(chaos: Any) -> None:
-    """A rank leaves between two steps and its node stays; a rank that joins takes the state from the others."""
+    """A rank leaves between two steps and its node stays; a rank that joins takes the state from
+    the others.
+    """
     outcome = run(
         chaos, Scale(to=3, at_step=AT), Scale(to=4, at_step=2 * AT), goal=worlds_seen(chaos, 3, 4)
     )
@@ -109,7 +115,11 @@ def test_a_world_shrinks_and_grows_again(chaos: Any) -> None:
 
 
 def test_a_rank_that_is_ended_in_its_own_code_has_left_all_the_same(chaos: Any) -> None:
-    """The others meet before it comes to its next step: its journal says at which boundary it left, as that of any."""
+    """The journal of a rank that is ended late has the boundary at which it left, as that of any
+    rank.
+
+    The others meet before it comes to its next step.
+    """
     goal, job = worlds_seen(chaos, 2), "../../jobs/failing/troubled.py:slow_to_leave"
     plan = {
         "nodes": 3,
@@ -128,7 +138,7 @@ def test_a_rank_that_is_ended_in_its_own_code_has_left_all_the_same(chaos: Any) 
 @pytest.mark.slow
 @pytest.mark.promise("Where nodes are missing a launcher on this machine starts them")
 def test_a_world_grows_beyond_its_first_nodes(chaos: Any) -> None:
-    """New nodes are started for it."""
+    """New nodes are started if the world is to be larger than they allow."""
     goal = worlds_seen(chaos, 2, 4)
     outcome = run(chaos, Scale(to=4, at_step=AT), nodes=2, shards=8, options={"full": 4}, goal=goal)
     assert sizes(outcome)[0] == 2
@@ -139,7 +149,9 @@ def test_a_world_grows_beyond_its_first_nodes(chaos: Any) -> None:
 
 
 def test_a_newcomer_takes_the_state_over_while_the_others_compute(chaos: Any) -> None:
-    """The others stay in the first step of the larger world, before they reduce, until the newcomer has the state."""
+    """The others compute the first step of the larger world, and reduce it when the newcomer has
+    the state.
+    """
     restored_flag = happened(chaos, Event.RESTORED)
     options = {"step_s": 0.03, "full": 4, "world": 4, "file": restored_flag.until["file"]}
     plan = {"nodes": 3, "shards": 4, "steps": 20, "options": options}
@@ -174,10 +186,10 @@ def test_a_world_of_one_grows_and_shrinks_to_one(chaos: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask(Scale):
-    """A request that the harness would not make, as it is refused."""
+    """A request that is refused, which the harness would not make."""
 
     def require(self, config: RunConfig) -> None:
-        """Anything may be asked."""
+        """Allow any request."""
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         answers = target.listen(Answered)
@@ -227,14 +239,17 @@ def test_a_size_that_the_policy_forbids_is_refused_before_the_start() -> None:
         )
 
 
-# -- nodes that go and come ---------------------------------------------------------------------------------------
+# -- nodes that go and come ------------------------------------------------------------------------
 
 
 @pytest.mark.promise(
     "the node's ranks leave at a step boundary, before it is gone; no step is lost"
 )
 def test_a_node_that_was_announced_to_go_is_out_in_time(chaos: Any) -> None:
-    """Its worker has left and ended within the grace period, its agent ends after it: no rank is lost with the node."""
+    """No rank is lost with a node that was announced to go.
+
+    Its worker has left and ended within the grace period, and its agent ends after it.
+    """
     grace_s = 5.0
     outcome = run(
         chaos, TakeSpot(rank=2, grace_s=grace_s, at_step=AT), goal=happened(chaos, Event.NODE_LOST)
@@ -242,20 +257,20 @@ def test_a_node_that_was_announced_to_go_is_out_in_time(chaos: Any) -> None:
     assert sizes(outcome) == [4, 3]
     planned(outcome)
     (notice,) = journal(outcome, Event.INJECTED)
-    struck = notice["worker"]
-    assert left(outcome) == {struck}
-    (evidence,) = [one for one in outcome.faults[0].evidence if one.level == "effective"]
+    worker = notice["worker"]
+    assert left(outcome) == {worker}
+    (evidence,) = [shown for shown in outcome.faults[0].evidence if shown.level == "effective"]
     assert evidence.observed.endswith(", out of the world by then")
     (gone,) = journal(outcome, Event.NODE_LOST)
-    assert gone["node"] == struck.rpartition(".")[0]
+    assert gone["node"] == worker.rpartition(".")[0]
     (ended,) = [
-        record for record in journal(outcome, Event.WORKER_EXITED) if record["worker"] == struck
+        record for record in journal(outcome, Event.WORKER_EXITED) if record["worker"] == worker
     ]
     assert ended.t_ns < notice.t_ns + grace_s * 1e9 <= gone.t_ns
 
 
 def test_a_node_that_goes_at_once_is_a_loss(chaos: Any) -> None:
-    """No time to leave: it is a loss like any other, and costs the step in flight."""
+    """A node without time to leave is a loss like any other, and costs the step in flight."""
     outcome = run(chaos, TakeSpot(rank=2, grace_s=0.0, at_step=AT), goal=worlds_seen(chaos, 4, 3))
     assert sizes(outcome) == [4, 3]
     assert {record["cause"] for record in journal(outcome, Event.DETECTED)} <= {
@@ -267,7 +282,7 @@ def test_a_node_that_goes_at_once_is_a_loss(chaos: Any) -> None:
 
 @pytest.mark.slow
 def test_a_node_that_goes_is_replaced_in_one_move(chaos: Any) -> None:
-    """It stays until the idle node's worker is warm: the world is never smaller."""
+    """The node stays until the idle node's worker is warm, so that the world is never smaller."""
     faults = [AddNode(at_step=AT), TakeSpot(rank=1, grace_s=10.0, at_step=2 * AT)]
     plan = {"nodes": 3, "elastic": policy(2, 3), "options": {"step_s": 0.1, "full": 0}}
     outcome = run(chaos, *faults, goal=happened(chaos, Event.NODE_LOST), **plan)
@@ -286,17 +301,17 @@ def test_a_node_that_goes_is_replaced_in_one_move(chaos: Any) -> None:
 
 @pytest.mark.slow
 def test_every_node_is_swapped_while_the_others_train(chaos: Any) -> None:
-    """No rank that began is there at the end: the state has gone from rank to rank, and no step was lost."""
+    """No first rank is left at the end: the state has gone from rank to rank, and no step was lost."""
     goal, flags = (
         happened(chaos, Event.NODE_LOST, 3),
         [fault_seen(chaos, 2 * turn) for turn in range(3)],
     )
     faults: list[Fault] = []
     gates: dict[str, str] = {}
-    for turn in range(3):  # a rank that joins in the place of another one takes its number
-        step = AT + 60 * turn  # the turn before is over
+    for turn in range(3):  # a rank that replaces another one takes its number
+        step = AT + 60 * turn  # after the turn before
         faults += [AddNode(at_step=step), TakeSpot(rank=turn, grace_s=8.0, at_step=step + 4)]
-        gates[str(step + 2)] = flags[turn].until["file"]  # there is a node to take the place
+        gates[str(step + 2)] = flags[turn].until["file"]  # the added node has joined by then
 
     def watch(message: Any) -> None:
         for flag in (goal, *flags):
@@ -314,7 +329,7 @@ def test_every_node_is_swapped_while_the_others_train(chaos: Any) -> None:
 
 
 def test_nodes_go_to_a_job_of_higher_priority_and_come_back(chaos: Any) -> None:
-    """Their ranks leave in time, and join again when the nodes are given back."""
+    """The ranks leave in time, and join again when the nodes are given back."""
     demand = Demand(nodes=2, grace_s=5.0, return_after_s=0.2, at_step=AT)
     outcome = run(chaos, demand, goal=worlds_seen(chaos, 4, 2, 4))
     assert sizes(outcome)[:2] == [4, 2]
@@ -329,7 +344,9 @@ def test_nodes_go_to_a_job_of_higher_priority_and_come_back(chaos: Any) -> None:
 @pytest.mark.promise("new capacity is used after so long", setting="scaling_timeout_s")
 @pytest.mark.parametrize("setting", ["scaling_timeout_s", "scale_up_snooze_time_s"])
 def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
-    """New capacity is used when it has been there for so long; after a growth, the first one too, none for so long."""
+    """New capacity is used after the scaling timeout; after a growth, the first one included, none
+    is used for the snooze time.
+    """
     plan = {
         "nodes": 1,
         "shards": 4,
@@ -344,14 +361,14 @@ def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
     planned(outcome)
 
 
-# -- with faults in between ---------------------------------------------------------------------------------------
+# -- with faults in between ------------------------------------------------------------------------
 
 
 @pytest.mark.promise(
     "A request is in the coordinator's record, so a coordinator that ends takes none with it."
 )
 def test_a_coordinator_that_ends_after_a_request_leaves_it_to_the_next(chaos: Any) -> None:
-    """The request is in the record, or is made again."""
+    """The request is in the log, or is made again."""
     faults = [Scale(to=2, at_step=AT), KillCoordinator(rank=1, at_step=AT)]
     outcome = run(chaos, *faults, goal=all_took_effect(chaos, 2, 4, 2))
     assert sizes(outcome)[-1] == 2
@@ -365,7 +382,9 @@ def test_a_coordinator_that_ends_after_a_request_leaves_it_to_the_next(chaos: An
 def test_a_rank_is_killed_in_the_step_in_which_another_size_is_asked_for(
     chaos: Any, rank: int
 ) -> None:
-    """Whichever rank is lost, ranks that are to leave train until all others can go on without them."""
+    """Ranks that are to leave train until all others can go on without them, whichever rank is
+    lost.
+    """
     faults = [Scale(to=3, rank=1, at_step=AT), Kill(rank=rank, at_step=AT)]
     outcome = run(chaos, *faults, steps=60, goal=worlds_seen(chaos, 3))
     assert sizes(outcome)[-1] == 3
@@ -375,7 +394,9 @@ def test_a_rank_is_killed_in_the_step_in_which_another_size_is_asked_for(
 @pytest.mark.promise("If anything goes wrong before that, it is a member again.", rank=1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_is_killed_while_the_smaller_world_is_formed(chaos: Any, rank: int) -> None:
-    """The unfinished move is taken back: the rank that was to leave may be the only one that has gone so far."""
+    """The unfinished move is taken back, as the leaving rank may be the only one that has gone so
+    far.
+    """
     faults = [Scale(to=3, at_step=AT), Kill(rank=rank, during="regroup")]
     outcome = run(chaos, *faults, steps=60, goal=worlds_seen(chaos, 3))
     plans = journal(outcome, Event.PLAN)
@@ -389,12 +410,12 @@ def test_a_rank_is_killed_while_the_smaller_world_is_formed(chaos: Any, rank: in
     assert len(outcome.recoveries) == 1
 
 
-# -- sharded jobs -------------------------------------------------------------------------------------------------
+# -- sharded jobs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_a_sharded_job_goes_back_a_step_at_most_for_each_change(chaos: Any) -> None:
-    """Its state is in pieces, one a rank: all begin the new world with copies of them."""
+    """All ranks begin the new world with copies of their pieces, one a rank."""
     faults = [Scale(to=3, at_step=AT), Scale(to=4, at_step=40)]
     goal = worlds_seen(chaos, 4, 3, 4)
     outcome = chaos.run(

@@ -1,7 +1,8 @@
-"""Uneven work in real runs: a slow rank costs its share, the bits stay, and a rank that is merely slow is kept.
+"""Uneven work in real runs: a slow rank costs its share, the bits stay, and a rank that is merely
+slow is kept.
 
-The times that the ranks tell are injected, so that no load of the machine is in them. Real ones are measured in
-``tests/cluster/timing/test_uneven_work.py``.
+The times that ranks report are injected, so that the load of the machine does not matter. Real ones
+are measured in ``tests/cluster/timing/test_uneven_work.py``.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from chaoskit.vocabulary import Event, Verdict
 from chaoskit.wire.messages import Heartbeat, Plan
 from faults import Kill
 
-QUICK_BEATS = {"heartbeat_ms": 50, "lease_beats": 20}  # paces are told with beats
+QUICK_BEATS = {"heartbeat_ms": 50, "lease_beats": 20}  # ranks report their pace with heartbeats
 
 
 def measured(chaos: Chaos, *faults: Any, flag: Flag, **plan: Any) -> Outcome:
-    """A run of ranks whose times are injected, which goes on until ``flag`` is up."""
+    """Run ranks with injected times, until ``flag`` is up."""
     options = {"slow": [1], "from_step": AT} | plan.pop("options", {})
     goal = flag.until | plan.pop("until", {})
     settings = {
@@ -38,16 +39,16 @@ def measured(chaos: Chaos, *faults: Any, flag: Flag, **plan: Any) -> Outcome:
 
 
 def shares(path: Path, condition: Callable[[list[list[int]]], bool]) -> Flag:
-    """The goal that the shares of all memberships until now meet a condition."""
-    seen: list[list[int]] = []
+    """Return the goal that the shares of all memberships so far meet a condition."""
+    counts: list[list[int]] = []
 
     def is_met(message: Any) -> bool:
-        seen.extend(
+        counts.extend(
             [[len(member.shards) for member in message.members]]
             if isinstance(message, Plan)
             else []
         )
-        return condition(seen)
+        return condition(counts)
 
     return Flag(path, is_met)
 
@@ -59,8 +60,10 @@ def shares(path: Path, condition: Callable[[list[list[int]]], bool]) -> Flag:
 def test_a_rank_at_half_speed_gets_half_as_many_shards(
     chaos: Chaos, tmp_path: Path, reduction: str
 ) -> None:
-    """Shards move from it to the others, so that all are done at about the same time; no step is lost."""
-    flag = shares(tmp_path / "moved", lambda seen: len(seen) == 2)
+    """Shards move from the slow rank to the others, so that all end at about the same time; no step
+    is lost.
+    """
+    flag = shares(tmp_path / "moved", lambda plans: len(plans) == 2)
     outcome = measured(chaos, flag=flag, reduction=reduction, buckets=2)
     first, second, *_ = loads(outcome)
     assert first == [4, 4, 4, 4]
@@ -71,9 +74,9 @@ def test_a_rank_at_half_speed_gets_half_as_many_shards(
 
 
 def test_a_rank_that_recovers_gets_as_many_shards_as_before(chaos: Chaos, tmp_path: Path) -> None:
-    """When all ranks are alike again, the shares are those of the beginning."""
+    """The shares are those of the beginning again when all ranks are alike."""
     even = [4, 4, 4, 4]
-    flag = shares(tmp_path / "moved", lambda seen: len(seen) >= 3 and seen[-1] == even)
+    flag = shares(tmp_path / "moved", lambda plans: len(plans) >= 3 and plans[-1] == even)
     outcome = measured(chaos, flag=flag, options={"recovers_after": 5})
     first, second, *_, last = loads(outcome)
     assert (first, second[1], last) == (even, 2, even)
@@ -82,7 +85,7 @@ def test_a_rank_that_recovers_gets_as_many_shards_as_before(chaos: Chaos, tmp_pa
 @pytest.mark.slow
 @pytest.mark.promise("After a loss the shares of the living hold")
 def test_unequal_shares_outlive_the_death_of_another_rank(chaos: Chaos, tmp_path: Path) -> None:
-    """In the smaller world the slow rank has the smallest share; then the world grows again."""
+    """The slow rank has the smallest share of the smaller world; then the world grows again."""
     flag = workers_lost(tmp_path / "lost")
     outcome = measured(chaos, Kill(rank=3, at_step=60), flag=flag, steps=80, until={"world": 4})
     assert loads(outcome)[1][1] == 2
@@ -113,36 +116,40 @@ def test_a_rank_over_the_limit_of_its_run_is_replaced(chaos: Chaos, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.promise("the same, most of it in the fetch of batches")
 def test_a_slow_input_is_no_reason_to_replace_a_rank(chaos: Chaos, tmp_path: Path) -> None:
-    """It is told from slow computation, and costs the rank its share; on another node the input would be as slow."""
-    flag = shares(tmp_path / "moved", lambda seen: len(seen) == 2)
+    """A slow input costs a rank its share, and not its place: it would be as slow on another node."""
+    flag = shares(tmp_path / "moved", lambda plans: len(plans) == 2)
     limits = {"slow_limit": 2.0, "slow_steps": 10, "spares": 1}
     outcome = measured(
         chaos, flag=flag, options={"factor": 3.0, "part": "input"}, steps=60, **limits
     )
-    told = journal(outcome, Event.STRAGGLER)
-    assert [(record["rank"], record["kind"]) for record in told] == [(1, "input")]
-    assert told[0]["score"] == pytest.approx(3.0)
+    reports = journal(outcome, Event.STRAGGLER)
+    assert [(record["rank"], record["kind"]) for record in reports] == [(1, "input")]
+    assert reports[0]["score"] == pytest.approx(3.0)
     assert loads(outcome)[1][1] == 1
     assert journal(outcome, Event.DETECTED) == []
 
 
 def test_equal_ranks_keep_equal_shares(chaos: Chaos, tmp_path: Path) -> None:
-    """On a machine with fewer CPUs than ranks, too: the times that the ranks tell are all alike."""
+    """Ranks that report equal times keep equal shares, also on a machine with fewer CPUs than
+    ranks.
+    """
     flag = shares(tmp_path / "begun", bool)
     outcome = measured(chaos, flag=flag, steps=100, options={"slow": []})
     assert loads(outcome) == [[4, 4, 4, 4]]
 
 
 def test_a_slow_network_is_told_and_no_shard_moves(chaos: Chaos, tmp_path: Path) -> None:
-    """Where all ranks wait for longer than they compute, the network is told of, and none of the ranks is blamed."""
-    told: Counter[str] = Counter()  # beats that tell of slow steps
+    """The network is reported, and no rank is blamed, if all ranks wait for longer than they
+    compute.
+    """
+    slow_beats: Counter[str] = Counter()  # heartbeats that report slow steps
 
     def is_slow_for_long(message: Any) -> bool:
         if isinstance(message, Heartbeat):
-            told[message.node] += any(
+            slow_beats[message.node] += any(
                 beat.effort is not None and beat.effort.steps > 45 for beat in message.beats
             )
-        return len(told) == 4 and min(told.values()) > 20
+        return len(slow_beats) == 4 and min(slow_beats.values()) > 20
 
     flag = Flag(tmp_path / "slow", is_slow_for_long)
     options = {"slow": [0, 1, 2, 3], "part": "wait", "factor": 11.0, "from_step": 40}

@@ -1,4 +1,6 @@
-"""Faults inside a process, and of the machine around it: each shows that it took effect, and healthy ranks go on."""
+"""Faults inside a process and of the machine around it: each shows that it took effect, and healthy
+ranks go on.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,13 @@ from faults import (
 )
 
 JOB = "../../jobs/failing/troubled.py:plain"
-WEIGHT = "3.weight"  # of that job's model, 16 values
+WEIGHT = "3.weight"  # of the job's model, 16 values
 AT = 8  # the step at which most faults strike
 WORDS = re.compile(r"0x([0-9a-f]+)")
 
 
 def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
-    """An experiment of some 30 ms a step that must pass unless told otherwise."""
+    """Run an experiment of some 30 ms a step, which must pass unless the plan says otherwise."""
     settings: dict[str, Any] = {
         "nodes": 3,
         "spares": 1,
@@ -54,6 +56,7 @@ def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    """Return the records of ``events`` from all journals of a run, by time."""
     return [
         record
         for record in read_journals(Path(outcome.directory) / "journal")
@@ -61,56 +64,61 @@ def journal(outcome: Outcome, *events: Event) -> list[Record]:
     ]
 
 
-def seen(outcome: Outcome, number: int = 0) -> str:
-    """What the target showed of a fault."""
+def effect_of(outcome: Outcome, number: int = 0) -> str:
+    """Return the effect that the target of a fault showed."""
     fault = outcome.faults[number]
     assert fault.state == "confirmed", fault
     return next(evidence.observed for evidence in fault.evidence if evidence.level == "effective")
 
 
 def seconds_of_victim(outcome: Outcome) -> dict[int, float]:
-    """What each step took on the rank that was struck, from its own commit to the next: others may have been later."""
-    (struck,) = journal(outcome, Event.INJECTED)
-    own = [record for record in journal(outcome, Event.COMMIT) if record.source == struck["worker"]]
-    return {after["step"]: (after.t_ns - before.t_ns) / 1e9 for before, after in pairwise(own)}
+    """Return the duration of each step on the struck rank, from commit to commit of that rank."""
+    (injected,) = journal(outcome, Event.INJECTED)
+    commits = [
+        record for record in journal(outcome, Event.COMMIT) if record.source == injected["worker"]
+    ]
+    return {after["step"]: (after.t_ns - before.t_ns) / 1e9 for before, after in pairwise(commits)}
 
 
-def assert_nobody_was_blamed(outcome: Outcome) -> None:
+def assert_no_rank_was_blamed(outcome: Outcome) -> None:
+    """Assert that no rank was suspected and no second plan was published."""
     assert journal(outcome, Event.DETECTED) == []
     assert len(journal(outcome, Event.PLAN)) == 1
 
 
-# -- Exit ---------------------------------------------------------------------------------------------------------
+# -- Exit ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("it must be missed all the same", status=0, phase="optimizer")
 @pytest.mark.parametrize(("status", "phase"), [(0, "backward"), (0, "optimizer"), (7, "reduce")])
 def test_a_rank_that_exits_is_missed(chaos: Chaos, status: int, phase: str) -> None:
-    """Status 0 is no success in the middle of a step."""
+    """A rank that exits in the middle of a step is lost, also with status 0."""
     outcome = run(chaos, Exit(rank=1, at_step=AT, phase=phase, status=status))
-    assert seen(outcome).endswith(f"exited with status {status}")
+    assert effect_of(outcome).endswith(f"exited with status {status}")
     assert len(outcome.recoveries) == 1
 
 
-# -- Deadlock -----------------------------------------------------------------------------------------------------
+# -- Deadlock --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", ["forward", "reduce", "optimizer"])
 def test_a_lock_that_is_never_released(chaos: Chaos, phase: str) -> None:
-    """Its control thread lives and answers: only its board tells that it stands still."""
+    """The progress board alone shows the hang, because the control thread lives and answers."""
     outcome = run(chaos, Deadlock(rank=1, at_step=AT, phase=phase))
-    assert "wait_for_lock" in seen(outcome)
+    assert "wait_for_lock" in effect_of(outcome)
     assert [record["cause"] for record in journal(outcome, Event.DETECTED)] == ["hung"]
 
 
 @pytest.mark.parametrize(("phase", "buckets"), [("forward", 1), ("reduce", 1), ("backward", 2)])
 def test_a_rank_that_skips_the_collective(chaos: Chaos, phase: str, buckets: int) -> None:
-    """All wait for each other and nobody can be blamed: the same ranks begin the reduction anew."""
+    """All ranks wait for each other and none can be blamed: the same ranks begin the reduction
+    again.
+    """
     outcome = run(
         chaos, Deadlock(rank=1, at_step=AT, phase=phase, how="skip"), shards=6, buckets=buckets
     )
-    assert "skip_reduction" in seen(outcome)
-    assert "reduce of step 8" in seen(outcome)
+    assert "skip_reduction" in effect_of(outcome)
+    assert "reduce of step 8" in effect_of(outcome)
     assert journal(outcome, Event.DETECTED) == []
     first, second = [
         [member["worker"] for member in record["members"]]
@@ -122,24 +130,24 @@ def test_a_rank_that_skips_the_collective(chaos: Chaos, phase: str, buckets: int
     assert {record["generation"] for record in announced} == {1, 2}
 
 
-# -- BitFlip ------------------------------------------------------------------------------------------------------
+# -- BitFlip ---------------------------------------------------------------------------------------
 
 
 def flipped(text: str) -> int:
-    """The bits in which the two words of the evidence differ."""
+    """Return the bits in which the two words of the evidence differ."""
     before, after = (int(word, 16) for word in WORDS.findall(text))
     return before ^ after
 
 
 def assert_flipped(outcome: Outcome, bit: int) -> None:
-    """This bit, once, as the target read it back."""
-    assert flipped(seen(outcome)) == 1 << bit
-    assert f"{WEIGHT}, element 5" in seen(outcome)
+    """Assert that the target read back a flip of this bit, once."""
+    assert flipped(effect_of(outcome)) == 1 << bit
+    assert f"{WEIGHT}, element 5" in effect_of(outcome)
     assert sum(record["effective"] for record in journal(outcome, Event.LEVER)) == 1
 
 
-def found(outcome: Outcome) -> set[tuple[int, int, str]]:
-    """Step, rank and verdict of whatever was called corrupt."""
+def corruptions(outcome: Outcome) -> set[tuple[int, int, str]]:
+    """Return step, rank and verdict of each corruption that was reported."""
     return {
         (record["step"], record["rank"], record["verdict"])
         for record in journal(outcome, Event.CORRUPT)
@@ -158,13 +166,15 @@ def found(outcome: Outcome) -> set[tuple[int, int, str]]:
 def test_a_bit_in_the_state_has_its_rank_replaced(
     chaos: Chaos, where: str, phase: str, bit: int
 ) -> None:
-    """In the same step, before anybody commits, when all of the state is compared in every step."""
+    """A flip is found in the same step, before any commit, if the whole state is compared in every
+    step.
+    """
     fault = BitFlip(
         rank=1, at_step=AT, phase=phase, parameter=WEIGHT, where=where, bit=bit, element=5
     )
     outcome = run(chaos, fault, state_hash_steps=1)
     assert_flipped(outcome, bit)
-    assert found(outcome) == {(AT, 1, "rank")}
+    assert corruptions(outcome) == {(AT, 1, "rank")}
     assert [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)] == [
         (1, "corrupt")
     ]
@@ -172,14 +182,16 @@ def test_a_bit_in_the_state_has_its_rank_replaced(
 
 
 def test_a_bit_in_the_optimizers_state_is_found_when_its_slice_is_compared(chaos: Chaos) -> None:
-    """By default a sixteenth of it is compared in each step; what was reduced before had come from good weights."""
+    """A flip is found when its sixteenth of the state is compared; gradients reduced before came
+    from good weights.
+    """
     fault = BitFlip(
         rank=1, at_step=AT, phase="reduce", parameter=WEIGHT, where="optimizer", bit=3, element=5
     )
     outcome = run(chaos, fault, steps=40, check=False)
     assert_flipped(outcome, 3)
-    assert len(found(outcome)) == 1
-    step, rank, verdict = found(outcome).pop()
+    assert len(corruptions(outcome)) == 1
+    step, rank, verdict = corruptions(outcome).pop()
     assert AT <= step < AT + 16
     assert (rank, verdict) == (1, "rank")
     assert {record["cause"] for record in journal(outcome, Event.DETECTED)} == {"corrupt"}
@@ -187,13 +199,15 @@ def test_a_bit_in_the_optimizers_state_is_found_when_its_slice_is_compared(chaos
 
 @pytest.mark.parametrize("bit", [3, 31])
 def test_a_bit_in_what_was_received_costs_no_rank_its_place(chaos: Chaos, bit: int) -> None:
-    """The rank sees it before it commits, and takes the step from one that has committed."""
+    """A rank that receives a flipped bit notices it before its commit, and takes the state of a
+    rank that has committed.
+    """
     fault = BitFlip(
         rank=1, at_step=AT, phase="reduce", parameter=WEIGHT, where="received", bit=bit, element=5
     )
     outcome = run(chaos, fault)
     assert_flipped(outcome, bit)
-    assert found(outcome) == {(AT, 1, "transfer")}
+    assert corruptions(outcome) == {(AT, 1, "transfer")}
     assert journal(outcome, Event.DETECTED) == []
     outcome.assert_same_losses_as_twin()
 
@@ -202,7 +216,9 @@ def test_a_bit_in_what_was_received_costs_no_rank_its_place(chaos: Chaos, bit: i
 def test_what_one_rank_alone_receives_as_no_number_opens_no_audit(
     chaos: Chaos, reduction: str
 ) -> None:
-    """The others know of nothing, and would not take part: it takes the step from them."""
+    """A rank that alone received a NaN takes the state of the others, which would take part in no
+    audit.
+    """
     fault = BitFlip(rank=1, at_step=AT, phase="reduce", parameter="slope", where="received", bit=30)
     plan = {
         "nodes": 4,
@@ -213,9 +229,9 @@ def test_what_one_rank_alone_receives_as_no_number_opens_no_audit(
         "reduction": reduction,
     }
     outcome = chaos.run("../../jobs/failing/troubled.py:with_a_slope", faults=[fault], **plan)
-    assert "(1.5) before" in seen(outcome)
-    assert "(nan) after" in seen(outcome)
-    assert found(outcome) == {(AT, 1, "transfer")}
+    assert "(1.5) before" in effect_of(outcome)
+    assert "(nan) after" in effect_of(outcome)
+    assert corruptions(outcome) == {(AT, 1, "transfer")}
     assert journal(outcome, Event.DETECTED, Event.NONFINITE) == []
     assert len(outcome.recoveries) == 1
     outcome.assert_same_losses_as_twin()
@@ -223,7 +239,7 @@ def test_what_one_rank_alone_receives_as_no_number_opens_no_audit(
 
 @pytest.mark.parametrize("bit", [3, 31])
 def test_a_bit_in_an_audited_gradient_is_computed_again(chaos: Chaos, bit: int) -> None:
-    step = 7  # of three shards, the second one is audited in it
+    step = 7  # this step audits the second of three shards
     fault = BitFlip(
         rank=1,
         at_step=step,
@@ -235,8 +251,8 @@ def test_a_bit_in_an_audited_gradient_is_computed_again(chaos: Chaos, bit: int) 
     )
     outcome = run(chaos, fault, audit_every=1)
     assert_flipped(outcome, bit)
-    assert found(outcome) == {(step, 1, "transient")}
-    assert_nobody_was_blamed(outcome)
+    assert corruptions(outcome) == {(step, 1, "transient")}
+    assert_no_rank_was_blamed(outcome)
     outcome.assert_same_losses_as_twin()
 
 
@@ -244,14 +260,16 @@ def test_a_bit_in_an_audited_gradient_is_computed_again(chaos: Chaos, bit: int) 
     "A wrong gradient that is computed, sent and received consistently is seen by audits only"
 )
 def test_a_bit_in_a_gradient_without_an_audit_is_trained(chaos: Chaos) -> None:
-    """By all ranks alike: only the comparison with the unbroken run shows it, and the verdict says so."""
+    """A flip that reaches all ranks alike shows only in the comparison with the twin, and fails the
+    verdict.
+    """
     fault = BitFlip(
         rank=1, at_step=AT, phase="backward", parameter=WEIGHT, where="gradient", bit=31, element=5
     )
     outcome = run(chaos, fault, check=False)
     assert_flipped(outcome, 31)
-    assert found(outcome) == set()
-    assert_nobody_was_blamed(outcome)
+    assert corruptions(outcome) == set()
+    assert_no_rank_was_blamed(outcome)
     failed = {check.name for check in outcome.checks if check.verdict == Verdict.FAILED}
     assert failed == {
         "losses equal the twin's",
@@ -261,11 +279,13 @@ def test_a_bit_in_a_gradient_without_an_audit_is_trained(chaos: Chaos) -> None:
 
 
 def test_a_sticky_bit_in_a_gradient_is_flipped_every_time(chaos: Chaos) -> None:
-    """In the last three steps of the run; without audits its rank stays."""
+    """The bit is flipped in each of the last three steps; its rank stays because there are no
+    audits.
+    """
     fault = BitFlip(rank=0, at_step=17, parameter=WEIGHT, where="gradient", bit=2, sticky=True)
     outcome = run(chaos, fault, spares=0, twin=False, check=False)
     assert [flipped(record["observed"]) for record in journal(outcome, Event.LEVER)] == [1 << 2] * 3
-    assert_nobody_was_blamed(outcome)
+    assert_no_rank_was_blamed(outcome)
 
 
 @pytest.mark.parametrize(("where", "plan"), [("gradient", {"audit_every": 1}), ("received", {})])
@@ -284,7 +304,10 @@ def test_a_sticky_bit_has_its_rank_replaced(chaos: Chaos, where: str, plan: dict
     "fault", [NaN(rank=1, at_step=AT), BitFlip(rank=1, at_step=AT, bit=20)], ids=str
 )
 def test_without_a_name_the_first_trained_parameter_is_struck(chaos: Chaos, fault: Fault) -> None:
-    """A bit that flips in a weight is found within 16 steps; losses may differ until then."""
+    """A fault without a parameter strikes the first trained one.
+
+    A flipped bit of a weight is found within 16 steps; losses may differ until then.
+    """
     outcome = run(chaos, fault, check=False, twin=False)
     assert " of 0.weight" in journal(outcome, Event.LEVER)[0]["observed"]
 
@@ -304,7 +327,7 @@ def test_without_a_name_the_first_trained_parameter_is_struck(chaos: Chaos, faul
     ],
 )
 def test_what_the_model_does_not_have_is_refused(chaos: Chaos, field: str, fault: BitFlip) -> None:
-    """Only the worker knows; it says so, and the run ends."""
+    """A worker that does not have the target of a fault reports it, and the run ends."""
     with pytest.raises(BadInput, match=f"^{field}="):
         run(chaos, fault, nodes=1, spares=0, steps=4, twin=False)
 
@@ -320,7 +343,7 @@ def test_what_the_model_does_not_have_is_refused(chaos: Chaos, field: str, fault
 def test_a_flip_changes_one_bit_of_one_element(
     dtype: torch.dtype, shape: list[int], transposed: bool, data: st.DataObject
 ) -> None:
-    """Whatever the type and the strides; flipped twice, it is as before."""
+    """A flip changes one bit, whatever the type and the strides; a second flip restores it."""
     tensor = torch.arange(math.prod(shape)).view(shape).to(dtype)
     tensor = (
         tensor.mT.clone(memory_format=torch.contiguous_format).mT
@@ -343,48 +366,54 @@ def test_a_flip_changes_one_bit_of_one_element(
     assert torch.equal(tensor, original)
 
 
-# -- Straggle -----------------------------------------------------------------------------------------------------
+# -- Straggle --------------------------------------------------------------------------------------
 
 
 def test_a_rank_that_sleeps_within_the_limit_is_left_alone(chaos: Chaos) -> None:
-    """Four steps of four phases are late. That it ends with them is measured in ``cluster/timing``."""
+    """A rank that is late in four steps is not replaced; ``cluster/timing`` measures that the delay
+    ends.
+    """
     outcome = run(chaos, Straggle(rank=1, at_step=AT, delay_ms=60, steps=4))
-    assert_nobody_was_blamed(outcome)
-    assert re.fullmatch(r"forward of step 8 began \d+\.\d ms late", seen(outcome))
+    assert_no_rank_was_blamed(outcome)
+    assert re.fullmatch(r"forward of step 8 began \d+\.\d ms late", effect_of(outcome))
     assert min(seconds_of_victim(outcome)[step] for step in range(AT + 1, AT + 4)) >= 0.24
 
 
 def test_a_rank_that_sleeps_beyond_the_limit_is_replaced(chaos: Chaos) -> None:
-    """It sleeps for longer than any limit: after eight steps of 20 ms a phase may still have 10 s."""
+    """A rank is replaced that sleeps longer than any limit, which may still be 10 s after eight
+    steps of 20 ms.
+    """
     outcome = run(chaos, Straggle(rank=1, at_step=AT, phase="backward", delay_ms=60_000))
-    assert "delay" in seen(outcome)
+    assert "delay" in effect_of(outcome)
     assert [record["cause"] for record in journal(outcome, Event.DETECTED)] == ["hung"]
 
 
 @pytest.mark.skipif(bool(unavailable("cpu")), reason=unavailable("cpu"))
 def test_a_rank_with_a_share_of_a_cpu(chaos: Chaos) -> None:
-    """A share that is smaller than what a busy machine leaves to it: else nothing would be throttled."""
+    """A rank with a share of CPU time is throttled: the share is smaller than a busy machine leaves
+    to it.
+    """
     fault = Straggle(rank=1, at_step=AT, how="quota", cpu_fraction=0.05, steps=6)
     outcome = chaos.run(
         "gpt", nodes=2, spares=0, steps=20, options={"size": "tiny"}, faults=[fault]
     )
-    assert re.search(r"held pid \d+ back in [1-9]\d* periods", seen(outcome))
-    assert_nobody_was_blamed(outcome)
+    assert re.search(r"held pid \d+ back in [1-9]\d* periods", effect_of(outcome))
+    assert_no_rank_was_blamed(outcome)
     assert outcome.faults[0].undone
 
 
 def test_a_thread_that_burns_cpu_time(chaos: Chaos) -> None:
-    """It is found by its name, and its time is the kernel's."""
+    """The burning thread is found by its name, and its CPU time comes from the kernel."""
     goal = all_took_effect(chaos, 1)
     fault = Straggle(
         rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=1000
-    )  # until it was seen to burn
+    )  # until the evidence is there
     outcome = run(chaos, fault, until=goal.until, watch=goal)
-    assert re.search(r"thread \d+ \(ck-burner\) of pid \d+ used \d+ ms of CPU", seen(outcome))
-    assert_nobody_was_blamed(outcome)
+    assert re.search(r"thread \d+ \(ck-burner\) of pid \d+ used \d+ ms of CPU", effect_of(outcome))
+    assert_no_rank_was_blamed(outcome)
 
 
-# -- OutOfMemory --------------------------------------------------------------------------------------------------
+# -- OutOfMemory -----------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(bool(unavailable("memory")), reason=unavailable("memory"))
@@ -393,7 +422,7 @@ def test_the_kernel_kills_a_rank_for_its_memory(chaos: Chaos, phase: str) -> Non
     outcome = run(chaos, OutOfMemory(rank=1, at_step=AT, phase=phase))
     assert re.fullmatch(
         r"the kernel counted 1 kill for lack of memory, and pid \d+ was killed by SIGKILL",
-        seen(outcome),
+        effect_of(outcome),
     )
     assert len(outcome.recoveries) == 1
     assert outcome.faults[0].undone
@@ -401,48 +430,50 @@ def test_the_kernel_kills_a_rank_for_its_memory(chaos: Chaos, phase: str) -> Non
 
 def test_a_memory_error_ends_one_rank_only(chaos: Chaos) -> None:
     outcome = run(chaos, OutOfMemory(rank=1, at_step=AT, phase="backward", how="error"))
-    assert seen(outcome) == "the process ended with MemoryError"
+    assert effect_of(outcome) == "the process ended with MemoryError"
     assert len(outcome.recoveries) == 1
 
 
-# -- ClockJump ----------------------------------------------------------------------------------------------------
+# -- ClockJump -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seconds", [86400.0, -3600.0])
 def test_nothing_is_decided_by_the_wall_clock(chaos: Chaos, seconds: float) -> None:
-    """A rank dies after the jump, too: a recovery needs no wall clock, either."""
+    """A run bears the jump of a clock, also in the recovery of a rank that dies later."""
     outcome = run(chaos, ClockJump(rank=1, at_step=5, seconds=seconds), Kill(rank=2, at_step=AT))
-    ahead_s = [float(text) for text in re.findall(r"([+-]\d+\.\d+) s", seen(outcome))]
+    ahead_s = [float(text) for text in re.findall(r"([+-]\d+\.\d+) s", effect_of(outcome))]
     assert ahead_s == pytest.approx(
         [seconds, seconds], abs=60.0
     )  # one clock may be read long after the other
     assert [record["rank"] for record in journal(outcome, Event.DETECTED)] == [2]
 
 
-# -- DataStall, BadBatch ------------------------------------------------------------------------------------------
+# -- DataStall, BadBatch ---------------------------------------------------------------------------
 
 
 def test_a_late_batch_is_waited_for(chaos: Chaos) -> None:
     outcome = run(chaos, DataStall(rank=1, at_step=AT, stall_ms=100))
-    assert re.fullmatch(r"the batch of shard 1 of step 8 took \d+\.\d ms", seen(outcome))
+    assert re.fullmatch(r"the batch of shard 1 of step 8 took \d+\.\d ms", effect_of(outcome))
     assert seconds_of_victim(outcome)[AT] >= 0.1
-    assert_nobody_was_blamed(outcome)
+    assert_no_rank_was_blamed(outcome)
 
 
 @pytest.mark.parametrize("value", ["nan", "-inf"])
 def test_bad_data_is_bad_for_every_rank(chaos: Chaos, value: str) -> None:
-    """Another rank computes the shard again, finds it bad as well, and the batch is to blame."""
+    """A second rank computes the shard, finds it bad as well, and the batch is blamed."""
     outcome = run(chaos, BadBatch(at_step=AT, shard=1, value=value), twin=False)
-    assert seen(outcome) == "shard 1 of step 8: 0 of 32 input values not finite before, 32 after"
+    assert (
+        effect_of(outcome) == "shard 1 of step 8: 0 of 32 input values not finite before, 32 after"
+    )
     assert {
         (record["verdict"], *record["shards"]) for record in journal(outcome, Event.ATTRIBUTED)
     } == {("batch", 1)}
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [AT]
-    assert_nobody_was_blamed(outcome)
+    assert_no_rank_was_blamed(outcome)
 
 
 def test_a_replacement_reads_the_same_bad_data(chaos: Chaos) -> None:
-    """The rank that computed the shard dies before anybody knew that it is bad."""
+    """The batch is found bad although the rank that computed it dies before any rank has noticed."""
     faults = [BadBatch(at_step=AT, shard=1), Kill(rank=1, at_step=AT, phase="reduce")]
     outcome = run(chaos, *faults, twin=False)
     assert [record["verdict"] for record in journal(outcome, Event.ATTRIBUTED)] == ["batch"] * 3
@@ -450,26 +481,26 @@ def test_a_replacement_reads_the_same_bad_data(chaos: Chaos) -> None:
 
 
 def test_bad_data_without_floating_point_inputs(chaos: Chaos) -> None:
-    """Bytes cannot be NaN: the loss is, and the evidence says so."""
+    """Bytes cannot be NaN: the evidence names the loss instead."""
     fault = BadBatch(at_step=AT, shard=1, value="inf")
     outcome = chaos.run(
         "gpt", nodes=2, spares=0, steps=10, options={"size": "tiny"}, faults=[fault], twin=False
     )
     assert re.fullmatch(
         r"shard 1 of step 8 has no floating-point inputs; its loss was \d+\.\d+ before, inf after",
-        seen(outcome),
+        effect_of(outcome),
     )
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [AT]
 
 
 def test_a_shard_that_does_not_exist_is_unknown(chaos: Chaos) -> None:
-    """Nobody read it, so nothing shows that the fault took effect."""
+    """No rank reads such a shard, so the fault has no evidence."""
     outcome = run(chaos, BadBatch(at_step=AT, shard=50), twin=False, check=False)
     assert outcome.verdict == Verdict.UNKNOWN
     assert outcome.faults[0].state == "not observed"
 
 
-# -- bad input ----------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,15 @@
 """The promise, for random plans: any plan with a survivor ends with the twin's bits, and every sample is used once.
 
-Real processes, broken in ways that Hypothesis draws. Each item draws three plans, the same ones every time. A longer
-campaign, of so many plans an item:
+Real processes, broken in ways that Hypothesis draws. Each item draws three plans, the same ones
+every time. A longer campaign, of so many plans an item:
 
     CHAOSKIT_CAMPAIGN=60 pytest tests/cluster/faults/test_any_plan.py
-    CHAOSKIT_CAMPAIGN=60 CHAOSKIT_CAMPAIGN_SEED=7 pytest tests/cluster/faults/test_any_plan.py --chaos-report campaign
-    CHAOSKIT_CAMPAIGN=60 pytest tests/cluster/faults/test_any_plan.py -k parted  # networks that are cut, on netns
+    CHAOSKIT_CAMPAIGN=60 CHAOSKIT_CAMPAIGN_SEED=7 pytest tests/cluster/faults/test_any_plan.py
+    --chaos-report campaign CHAOSKIT_CAMPAIGN=60 pytest tests/cluster/faults/test_any_plan.py -k
+    parted  # networks that are cut, on netns
 
-A plan that fails is shrunk by our own delta debugging: Hypothesis' own takes every passing run for a proof, and a real
-failure does not come back every time.
+A plan that fails is shrunk by our own delta debugging: Hypothesis' own takes every passing run for
+a proof, and a real failure does not come back every time.
 """
 
 from __future__ import annotations
@@ -49,8 +50,6 @@ from faults import (
     ReplaceNode,
     Reset,
 )
-from faults.network.partitions import NetworkFault
-from faults.nodes.node import NodeFault
 from faults.strategies import fault_plans
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -60,11 +59,11 @@ SEED = int(
     or (random.SystemRandom().randrange(2**32) if CAMPAIGN else 0)
 )
 SHRINK_S = float(os.environ.get("CHAOSKIT_SHRINK_S", "120"))
-PLANS = 3  # of an item
+PLANS = 3  # per item
 STEPS = 24
 HIDDEN_S = 1.0  # faults on one worker within this time may hide each other
-HEARD_S = 1.0  # after its start an agent is heard within this time
-END_STEPS = 5  # a job that ends so few steps after a fault may leave no process to look at
+HEARD_S = 1.0  # an agent is heard within this time after its start
+END_STEPS = 5  # a job that ends within so many steps after a fault may leave no process to observe
 PARAMETERS = ("3.weight", "0.bias")  # of the job's model
 PARTING = (Cut, Reset, LinkDown, Flap, LoseNode, ReplaceNode, Kill, KillCoordinator)
 
@@ -73,7 +72,9 @@ PARTING = (Cut, Reset, LinkDown, Flap, LoseNode, ReplaceNode, Kill, KillCoordina
 def experiments(
     draw: st.DrawFn, kinds: Sequence[type[Fault]] | None = None, most: int = 5
 ) -> Experiment:
-    """A run of 2 to 4 nodes with a plan that it must survive, in any configuration that the promise covers."""
+    """Draw a run of 2 to 4 nodes with a plan that it must survive, in any configuration that the
+    promise covers.
+    """
     nodes = draw(st.integers(2, 4))
     faults = draw(
         fault_plans(
@@ -87,17 +88,17 @@ def experiments(
             sure=False,
         )
     )
-    chosen: dict[str, Any] = {
+    config: dict[str, Any] = {
         "spares": draw(st.integers(0, 2)),
         "shards": draw(st.sampled_from((0, 6, 8))),
         "buckets": draw(st.sampled_from((1, 2))),
         "transport": draw(st.sampled_from(("auto", "tcp"))),
         "reduction": draw(st.sampled_from(("exact", "exact", "exact", "fast"))),
     }
-    return plan(faults, nodes=nodes, **chosen)
+    return plan(faults, nodes=nodes, **config)
 
 
-def plan(faults: tuple[Fault, ...], **chosen: Any) -> Experiment:
+def plan(faults: tuple[Fault, ...], **settings: Any) -> Experiment:
     return plan_experiment(
         f"{JOBS / 'failing' / 'troubled.py'}:plain",
         name="any plan",
@@ -106,20 +107,20 @@ def plan(faults: tuple[Fault, ...], **chosen: Any) -> Experiment:
         faults=faults,
         deadline_s=120.0,
         **DETECTION["relaxed"],
-        **chosen,
+        **settings,
     )
 
 
 def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
-    """The checks that break the promise.
+    """Return the checks that break the promise.
 
-    A fault without evidence does not break it where its rank was gone, or the job was over or about to be. Nor where
-    another fault struck the same process at about the same time: a NaN is no change where there is one already, and a
-    process that is killed is not late any more.
+    A fault without evidence does not break it if its rank was gone, or the job was over or about to
+    be. The same holds if another fault struck the same process at about the same time: a second NaN
+    changes nothing, and a killed process is not late any more.
     """
     evidence = [
         check for check in outcome.checks if check.name.startswith("evidence of ")
-    ]  # in the faults' order
+    ]  # in the order of the faults
     excused = {
         id(check)  # two faults of a plan may have one name
         for number, (check, record) in enumerate(zip(evidence, outcome.faults, strict=True))
@@ -138,38 +139,44 @@ def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
 
 
 def _is_excused(number: int, experiment: Experiment, outcome: Outcome) -> bool:
-    """Whether another fault struck what this one did, before it could be seen: the same worker, or all of its node; or
-    the job was over, or over before the node that came in place of the struck one could be heard."""
+    """Return True if a fault could not show, because of another fault or the end of the job.
+
+    The other fault struck the same worker, or its whole node, before the effect could be seen. The
+    job was over, or over before a replaced node could be heard.
+    """
     records = read_journals(Path(outcome.directory) / "journal")
-    struck = {
+    strikes = {
         int(record["fault"].removeprefix("fault")): record
         for record in records
         if record.event == Event.INJECTED
     }
-    return number in struck and (
-        _is_late(struck[number], records)
+    return number in strikes and (
+        _is_late(strikes[number], records)
         or (
             isinstance(experiment.faults[number], ReplaceNode)
-            and not _is_back(struck[number], records)
+            and not _is_back(strikes[number], records)
         )
         or any(
-            _hides(experiment.faults[place], other, experiment.faults[number], struck[number])
-            for place, other in struck.items()
+            _hides(experiment.faults[place], other, experiment.faults[number], strikes[number])
+            for place, other in strikes.items()
             if place != number
         )
     )
 
 
 def _is_late(victim: Record, records: Sequence[Record]) -> bool:
-    """Whether the job ended as the fault struck: hardly any step was begun after it."""
+    """Return True if the job ended as the fault struck: hardly any step was begun after it."""
     later = [record for record in records if record.t_ns > victim.t_ns]
     begun = {record["step"] for record in later if record.event == Event.REDUCE}
     return len(begun) <= END_STEPS and any(record.event == Event.JOB_ENDED for record in records)
 
 
 def _is_back(victim: Record, records: Sequence[Record]) -> bool:
-    """Whether the struck node had started a worker again, long enough before the end to be heard of: it takes seconds
-    to come back, and a plan has as many steps as it has."""
+    """Return True if the struck node had started a worker again, long enough before the end to be
+    heard.
+
+    A node takes seconds to come back, and the number of steps of a plan is fixed.
+    """
     node = victim["worker"].rpartition(".")[0]
     ended_ns = max(
         (record.t_ns for record in records if record.event == Event.JOB_ENDED), default=math.inf
@@ -183,38 +190,38 @@ def _is_back(victim: Record, records: Sequence[Record]) -> bool:
 
 
 def _hides(fault: Fault, record: Record, hidden: Fault, victim: Record) -> bool:
-    """Whether ``fault``, injected as ``record`` says, can keep ``hidden`` from showing on its ``victim``."""
+    """Return True if ``fault``, injected at ``record``, can keep ``hidden`` from showing on its
+    ``victim``.
+    """
     if abs(record.t_ns - victim.t_ns) > HIDDEN_S * 1e9:
         return False
     if isinstance(hidden, KillCoordinator):
-        return isinstance(
-            fault, KillCoordinator
-        )  # it dies once; and nothing that befalls a rank hides that
+        return isinstance(fault, KillCoordinator)  # it dies once, and no fault of a rank hides that
     if isinstance(fault, KillCoordinator):
         return False  # it harms no worker
     if record["worker"] == victim["worker"]:
         return True
     same_node = record["worker"].rpartition(".")[0] == victim["worker"].rpartition(".")[0]
-    return same_node and isinstance(fault, (NodeFault, NetworkFault, CrashLoop))
+    return same_node and (fault.whole_node or isinstance(fault, CrashLoop))
 
 
 def holds(chaos: Chaos, experiment: Experiment, *, shrink_s: float = SHRINK_S) -> Outcome:
-    """Fail with the shortest plan that breaks the promise."""
+    """Run a plan; fail with the shortest plan that breaks the promise."""
     outcome = chaos.harness.run_planned(experiment)
     broken = broken_promises(experiment, outcome)
     if not broken:
         return outcome
     directory = Path(outcome.directory)
-    told: list[str] = []
+    lines: list[str] = []
     if symptoms_of(outcome):
         shrink_to_file(
             chaos.harness,
             experiment,
             directory / "minimal.json",
             budget_s=shrink_s,
-            tell=told.append,
+            tell=lines.append,
         )
-    raise AssertionError("\n".join([*broken, f"chaoskit replay {directory / 'plan.json'}", *told]))
+    raise AssertionError("\n".join([*broken, f"chaoskit replay {directory / 'plan.json'}", *lines]))
 
 
 @pytest.mark.slow(item=1)
@@ -233,7 +240,9 @@ def test_any_plan_with_a_survivor_ends_with_the_twins_bits(chaos: Chaos, item: i
 @pytest.mark.parametrize("item", range(2))
 @pytest.mark.chaos(substrate="netns")
 def test_any_plan_in_which_the_network_is_parted(chaos: Chaos, item: int) -> None:
-    """Nodes cannot be reached, from any side and for any time, with deaths in between: one history is committed."""
+    """A single history is committed if nodes cannot be reached, from any side and for any time,
+    with deaths in between.
+    """
     _campaign(chaos, experiments(kinds=PARTING, most=3), item)
 
 
@@ -243,9 +252,10 @@ def test_any_plan_in_which_the_network_is_parted(chaos: Chaos, item: int) -> Non
 )
 @pytest.mark.chaos(substrate="netns")
 def test_a_plan_that_certainly_parts_the_network(chaos: Chaos) -> None:
-    """Two of four ranks are cut off, and reach each other; one of the other two dies in the same step: one survives.
+    """Two of four ranks are cut off and reach each other, and one of the other two dies in the same
+    step: one survives.
 
-    Of the plans that are drawn none need part the network.
+    Drawn plans need not part the network.
     """
     faults = (Cut(rank=0, side=(1,), at_step=8), Kill(rank=3, at_step=8))
     outcome = holds(chaos, plan(faults, nodes=4, spares=0, shards=8))
@@ -289,12 +299,7 @@ def _campaign(chaos: Chaos, drawn: st.SearchStrategy[Experiment], item: int) -> 
     ("fault", "where", "near", "excused"),
     [
         (Kill(rank=1, at_step=4), "node1.0", True, True),
-        (
-            Kill(rank=1, at_step=4),
-            "node1.1",
-            True,
-            False,
-        ),  # another worker of the rank, before or after
+        (Kill(rank=1, at_step=4), "node1.1", True, False),  # an earlier or later worker of the rank
         (Kill(rank=1, at_step=4), "node1.0", False, False),  # too long ago
         (KillNode(rank=1, at_step=4), "node1.1", True, True),
         (KillNode(rank=2, at_step=4), "node2.0", True, False),
@@ -306,13 +311,13 @@ def _campaign(chaos: Chaos, drawn: st.SearchStrategy[Experiment], item: int) -> 
 def test_a_fault_is_hidden_by_what_befell_the_same_worker(
     fault: Fault, where: str, near: bool, excused: bool
 ) -> None:
-    """The loss of another node is no excuse for a fault that had no effect."""
-    mine = NaN(rank=1, at_step=4, parameter=PARAMETERS[0])
+    """The loss of another node is no excuse for a fault without an effect."""
+    hidden = NaN(rank=1, at_step=4, parameter=PARAMETERS[0])
     victim = Record(2 * 10**9, "harness", Event.INJECTED, {"worker": "node1.0"})
     other = Record(
         victim.t_ns - (10**8 if near else 10**10), "harness", Event.INJECTED, {"worker": where}
     )
-    assert _hides(fault, other, mine, victim) == excused
+    assert _hides(fault, other, hidden, victim) == excused
 
 
 @pytest.mark.parametrize(
@@ -320,7 +325,7 @@ def test_a_fault_is_hidden_by_what_befell_the_same_worker(
     [(0, True, True), (5, True, True), (6, True, False), (0, False, False)],
 )
 def test_a_fault_is_hidden_by_the_end_of_the_job(steps: int, ended: bool, excused: bool) -> None:
-    """Only where hardly any step was begun after the fault, and the job has ended."""
+    """A fault is excused if hardly any step was begun after it, and the job has ended."""
     victim = Record(10, "harness", Event.INJECTED, {"worker": "node1.0"})
     before = [Record(number, "node0.0", Event.REDUCE, {"step": number}) for number in range(10)]
     after = [
@@ -332,15 +337,19 @@ def test_a_fault_is_hidden_by_the_end_of_the_job(steps: int, ended: bool, excuse
 
 
 def test_a_coordinator_dies_once() -> None:
-    """Only another kill of the coordinator hides one, not what happens to a rank or its node."""
-    mine, other = KillCoordinator(rank=0, at_step=4), KillCoordinator(rank=1, at_step=4)
+    """The kill of a coordinator is hidden by another such kill, and not by a fault of a rank or
+    node.
+    """
+    hidden, other = KillCoordinator(rank=0, at_step=4), KillCoordinator(rank=1, at_step=4)
     records = [Record(t_ns, "harness", Event.INJECTED, {"worker": "node0.0"}) for t_ns in (0, 1)]
-    assert _hides(other, records[0], mine, records[1])
-    assert not _hides(KillNode(rank=0, at_step=4), records[0], mine, records[1])
+    assert _hides(other, records[0], hidden, records[1])
+    assert not _hides(KillNode(rank=0, at_step=4), records[0], hidden, records[1])
 
 
 def test_a_broken_promise_comes_with_a_plan_to_replay(chaos: Chaos) -> None:
-    """A job that goes wrong when two ranks are lost in one step: the property fails, and says how to see it again."""
+    """A job that goes wrong when two ranks are lost in one step fails the property, with a plan to
+    replay.
+    """
     pair = (Kill(rank=1, at_step=6), Raise(rank=2, at_step=6))
     broken = plan_experiment(
         f"{JOBS / 'wrong' / 'unfaithful.py'}:loses_two",
@@ -355,5 +364,5 @@ def test_a_broken_promise_comes_with_a_plan_to_replay(chaos: Chaos) -> None:
     *_, line = str(failed.value).splitlines()
     command, path = line.rsplit(maxsplit=1)
     assert command == "chaoskit replay"
-    assert len(load(Path(path)).faults) == 2  # neither alone is enough
+    assert len(load(Path(path)).faults) == 2  # neither fault is enough alone
     assert "losses equal the twin's" in symptoms_of(chaos.harness.run_planned(load(Path(path))))

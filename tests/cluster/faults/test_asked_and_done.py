@@ -1,4 +1,6 @@
-"""A fault that struck something else than its plan says is found, whatever its own code tells of where it stops."""
+"""A fault that struck another target than its plan names is detected, whatever the fault's own code
+reports.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ AT = 8  # the step in which faults strike
 
 @dataclass(frozen=True, kw_only=True)
 class KillsAnother(Kill):
-    """A fault whose trigger names another rank than its field does."""
+    """A fault with a trigger that names another rank than its field."""
 
     def trigger(self, fault_id: str) -> Trigger | None:
         return msgspec.structs.replace(_trigger(super().trigger(fault_id)), rank=2)
@@ -39,7 +41,7 @@ class KillsAnother(Kill):
 
 @dataclass(frozen=True, kw_only=True)
 class KillsTheHeaviest(Kill):
-    """A fault whose trigger names a role, and whose field names a rank."""
+    """A fault with a trigger that names a role, and a field that names a rank."""
 
     def trigger(self, fault_id: str) -> Trigger | None:
         return msgspec.structs.replace(
@@ -49,7 +51,7 @@ class KillsTheHeaviest(Kill):
 
 @dataclass(frozen=True, kw_only=True)
 class KillsAny(Kill):
-    """A fault whose trigger stops every rank, and does not say so in its class."""
+    """A fault that stops every rank, although its class does not declare that."""
 
     def trigger(self, fault_id: str) -> Trigger | None:
         return msgspec.structs.replace(_trigger(super().trigger(fault_id)), rank=-1)
@@ -57,7 +59,7 @@ class KillsAny(Kill):
 
 @dataclass(frozen=True, kw_only=True)
 class TouchesEvery(Fault):
-    """A fault that says in its class that its rank has no meaning."""
+    """A fault of a class in which the rank has no meaning."""
 
     rank: int = 0
     every_rank: ClassVar[bool] = True
@@ -75,7 +77,7 @@ def _trigger(trigger: Trigger | None) -> Trigger:
 def journals(
     *, rank: int, stood_in: str = "forward", peer: str = "", shards: tuple[int, ...] = (1, 1, 1)
 ) -> list[Record]:
-    """Records of a run in which a fault struck a rank at its hook."""
+    """Return the records of a run in which a fault struck a rank at its hook."""
     worker, pid = f"node{rank}.w0", 100 + rank
     place = {
         "worker": worker,
@@ -131,14 +133,14 @@ def assert_is_error(checks: list[Check], detail: str) -> None:
     assert [(check.verdict, check.detail) for check in checks] == [(Verdict.ERROR, detail)]
 
 
-# -- the rank -----------------------------------------------------------------------------------------------------
+# -- the rank --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "kind", [KillsAnother, KillsTheHeaviest, KillsAny, Kill], ids=lambda kind: kind.__name__
 )
 def test_a_fault_that_struck_another_rank_is_an_error(kind: type[Kill]) -> None:
-    """Whatever its trigger says: the plan's field is what the user asked for."""
+    """The field of the plan counts, whatever the trigger names."""
     assert_is_error(
         judged(kind(rank=1, at_step=AT), journals(rank=2)), "it struck rank 2, not rank 1"
     )
@@ -156,7 +158,7 @@ def test_a_fault_whose_class_says_that_its_rank_has_no_meaning_may_strike_any(fa
 
 
 def test_a_role_is_compared_with_the_membership() -> None:
-    """The rank with most shards; the lowest of them where several have as many."""
+    """The role names the rank with most shards, and the lowest rank of several with as many."""
     fault = Kill(rank="most_shards", at_step=AT)
     assert judged(fault, journals(rank=1, shards=(1, 2, 1))) == []
     assert judged(fault, journals(rank=0, shards=(2, 2, 1))) == []
@@ -171,22 +173,22 @@ def test_a_healer_is_the_rank_from_which_the_joiner_pulls() -> None:
     assert_is_error(judged(fault, journals(rank=1, stood_in="restore", peer="node2.w0")), detail)
 
 
-# -- the moment ---------------------------------------------------------------------------------------------------
+# -- the moment ------------------------------------------------------------------------------------
 
 
 def test_a_fault_that_struck_in_another_phase_of_a_recovery_is_an_error() -> None:
     fault = Kill(rank=1, during="restore")
     assert judged(fault, journals(rank=1, stood_in="restore")) == []
-    detail = "node1.w0 stood in recommit, not in restore of recovery 1"
+    detail = "node1.w0 waited in recommit, not in restore of recovery 1"
     assert_is_error(judged(fault, journals(rank=1, stood_in="recommit")), detail)
 
 
-# -- ranks that are drawn -----------------------------------------------------------------------------------------
+# -- ranks that are drawn --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawsAnother(Kill):
-    """A fault that strikes another rank than the one that the user has named."""
+    """A fault that expands to another rank than the user has named."""
 
     def expand(self, nodes: int, chance: Random) -> tuple[Self, ...]:
         return (type(self)(rank=2, at_step=self.at_step),)
@@ -194,7 +196,7 @@ class DrawsAnother(Kill):
 
 @dataclass(frozen=True, kw_only=True)
 class DrawsNone(Kill):
-    """A fault that leaves itself out of the plan."""
+    """A fault that expands to nothing, and so leaves the plan."""
 
     def expand(self, nodes: int, chance: Random) -> tuple[Self, ...]:
         return ()
@@ -211,11 +213,11 @@ def test_a_plan_that_strikes_something_else_than_asked_for_is_refused(kind: type
         plan_command(["true"], watch=watch, nodes=3, faults=[fault])
 
 
-# -- a run --------------------------------------------------------------------------------------------------------
+# -- a run -----------------------------------------------------------------------------------------
 
 
 def test_a_run_whose_fault_strikes_another_rank_is_an_error(chaos: Chaos) -> None:
-    """The job recovers from the loss of rank 2, and the plan says rank 1."""
+    """The job recovers from the loss of rank 2, while the plan names rank 1."""
     plan: dict[str, Any] = {
         "nodes": 3,
         "spares": 1,

@@ -1,4 +1,6 @@
-"""The catalogue: complete, true to the code, the same as the page, and its examples run."""
+"""The catalogue of faults is complete, agrees with the code and with the page, and its examples
+run.
+"""
 
 from __future__ import annotations
 
@@ -27,38 +29,44 @@ from faults.possible import moments
 PAGE = Path(__file__).parents[3] / "docs" / "faults.md"
 
 
-# -- what faults say of themselves --------------------------------------------------------------------------------
+# -- descriptions of faults ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", CATALOGUE, ids=lambda kind: kind.__name__)
 def test_a_fault_says_everything(kind: type[Fault]) -> None:
-    told = entry(kind)
-    assert all(told["evidence"].values())
-    for said in ("effect", "description", "undo", "substrates", "moments", "example"):
-        assert told[said], said
+    description = entry(kind)
+    assert all(description["evidence"].values())
+    for name in ("effect", "description", "undo", "substrates", "moments", "example"):
+        assert description[name], name
     assert kind.family in FAMILIES
-    assert told["stands_for"]
-    assert bool(told["counted"]) != bool(told["unlisted"]), (
+    assert description["stands_for"]
+    assert bool(description["counted"]) != bool(description["unlisted"]), (
         "rows of the tables, or why there are none"
     )
-    assert not re.search(r"\d", told["stands_for"].replace("rank 0", "")), (
+    assert not re.search(r"\d", description["stands_for"].replace("rank 0", "")), (
         "numbers stand in faults/incidents.py"
     )
-    assert all(one["meaning"] for one in told["parameters"])
+    assert all(parameter["meaning"] for parameter in description["parameters"])
+
+
+@pytest.mark.parametrize("kind", CATALOGUE, ids=lambda kind: kind.__name__)
+def test_no_fault_is_built_upon_another(kind: type[Fault]) -> None:
+    """All that a fault is can be read in its class, and in the base of all."""
+    assert [base for base in kind.__mro__ if issubclass(base, Fault)] == [kind, Fault]
 
 
 def test_the_tables_add_up() -> None:
-    """The counts and shares that the sources print, by the sums that they print or that follow from them."""
-    llama = [one for one in INCIDENTS if one.study == LLAMA_3]
-    assert sum(one.count for one in llama) == 419
-    assert round(sum(one.percent for one in llama), 1) == 94.9
-    byte_robust = [one for one in INCIDENTS if one.study == BYTE_ROBUST]
+    """Counts and shares of the incidents agree with the sums of their sources."""
+    llama = [incident for incident in INCIDENTS if incident.study == LLAMA_3]
+    assert sum(incident.count for incident in llama) == 419
+    assert round(sum(incident.percent for incident in llama), 1) == 94.9
+    byte_robust = [incident for incident in INCIDENTS if incident.study == BYTE_ROBUST]
     explicit, implicit = 39_687, 5_506 + 442 + 148
-    assert sum(one.count for one in byte_robust) == explicit + implicit + 9_582
-    for one in byte_robust:
-        if not one.together:
-            assert one.percent == pytest.approx(
-                100 * one.count / (explicit + implicit + 9_582), abs=0.06
+    assert sum(incident.count for incident in byte_robust) == explicit + implicit + 9_582
+    for incident in byte_robust:
+        if not incident.together:
+            assert incident.percent == pytest.approx(
+                100 * incident.count / (explicit + implicit + 9_582), abs=0.06
             )
 
 
@@ -69,19 +77,19 @@ def test_every_incident_has_a_fault_or_says_what_is_missing() -> None:
 
 
 def test_moments_are_those_that_the_checks_allow() -> None:
-    """Of three faults, by hand."""
+    """The moments of three faults agree with a list by hand."""
     stop, gil, _ = moments(Hang)
     assert stop.recoveries == ("detection", "regroup", "restore", "recommit")
     assert gil.recoveries == ("restore", "recommit")
     assert "healer" in stop.roles
     assert "healer" not in gil.roles
     assert moments(BadBatch)[0].roles == ()
-    activation = next(one for one in moments(NaN) if one.form["where"] == "activation")
+    activation = next(form for form in moments(NaN) if form.form["where"] == "activation")
     assert (activation.phases, activation.times, activation.recoveries) == (("forward",), True, ())
     assert set(LIVE_ROLES) <= set(moments(Kill)[0].roles)
-    assert len(moments_in_words(Hang)) == 2  # two forms share theirs
-    (said,) = moments_in_words(Kill)
-    assert said.startswith(
+    assert len(moments_in_words(Hang)) == 2  # two forms share their moments
+    (words,) = moments_in_words(Kill)
+    assert words.startswith(
         "in forward, backward, reduce, optimizer of a step; at a time; during detection, "
     )
 
@@ -92,7 +100,7 @@ def test_a_fault_is_found_by_its_name() -> None:
         find("Explode")
 
 
-# -- the page -----------------------------------------------------------------------------------------------------
+# -- the page --------------------------------------------------------------------------------------
 
 
 def test_the_page_is_current() -> None:
@@ -107,14 +115,14 @@ def test_the_page_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) 
         "faults.processes.memory.unavailable", lambda controller: f"no {controller}"
     )
     assert PAGE.read_text() == render_page()
-    told = {one["name"]: one["here"] for one in catalogue()}
-    assert told["Kill"] == {"state": "no", "reason": "nobody may be killed here"}
-    assert told["Straggle"] == {
+    here = {fault["name"]: fault["here"] for fault in catalogue()}
+    assert here["Kill"] == {"state": "no", "reason": "nobody may be killed here"}
+    assert here["Straggle"] == {
         "state": "in part",
         "reason": "not everything: there is no CPU here",
     }
-    assert told["OutOfMemory"]["state"] == "in part"
-    assert told["Hang"] == {"state": "yes", "reason": ""}
+    assert here["OutOfMemory"]["state"] == "in part"
+    assert here["Hang"] == {"state": "yes", "reason": ""}
 
 
 def test_links_of_the_page_lead_somewhere() -> None:
@@ -129,7 +137,7 @@ def test_links_of_the_page_lead_somewhere() -> None:
     assert links <= headings
 
 
-# -- its examples -------------------------------------------------------------------------------------------------
+# -- its examples ----------------------------------------------------------------------------------
 
 
 def blocks() -> list[str]:
@@ -137,8 +145,11 @@ def blocks() -> list[str]:
 
 
 def page_tests(directory: Path) -> dict[str, Callable[[Any], None]]:
-    """The tests of every block, imported as a module; a line alone becomes the body of a test, as if pasted there."""
-    found: dict[str, Callable[[Any], None]] = {}
+    """Return the tests of every block of the page, imported as a module.
+
+    A single line becomes the body of a test, as if pasted there.
+    """
+    tests: dict[str, Callable[[Any], None]] = {}
     for number, block in enumerate(blocks()):
         code = block
         if isinstance(ast.parse(block).body[0], ast.Expr):
@@ -151,12 +162,12 @@ def page_tests(directory: Path) -> dict[str, Callable[[Any], None]]:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        found |= {name: thing for name, thing in vars(module).items() if name.startswith("test_")}
-    return found
+        tests |= {name: test for name, test in vars(module).items() if name.startswith("test_")}
+    return tests
 
 
 class Planner:
-    """Takes the place of the fixture: plans what a test would run, with all checks, and runs nothing."""
+    """A stand-in for the fixture: it plans the runs of a test, with all checks, and runs nothing."""
 
     def __init__(self) -> None:
         self.planned: list[Experiment] = []
@@ -168,10 +179,10 @@ class Planner:
 
 
 def test_every_example_could_be_run(tmp_path: Path) -> None:
-    found = page_tests(tmp_path)
-    assert {f"test_{kind.__name__}" for kind in CATALOGUE} < set(found)
-    assert len(found) >= len(CATALOGUE) + 8
-    for name, example in found.items():
+    tests = page_tests(tmp_path)
+    assert {f"test_{kind.__name__}" for kind in CATALOGUE} < set(tests)
+    assert len(tests) >= len(CATALOGUE) + 8
+    for name, example in tests.items():
         planner = Planner()
         code = inspect.getsource(example)
         if any(
@@ -184,7 +195,7 @@ def test_every_example_could_be_run(tmp_path: Path) -> None:
 
 
 class Tiny:
-    """The fixture, with the smallest model unless an example names one."""
+    """A stand-in for the fixture: it uses the smallest model unless an example names one."""
 
     def __init__(self, chaos: Chaos) -> None:
         self.chaos = chaos
@@ -192,24 +203,30 @@ class Tiny:
     def run(self, job: str, **plan: Any) -> None:
         outcome = self.chaos.run(job, **{"options": {"size": "tiny"}} | plan)
         assert outcome.verdict == Verdict.PASSED
-        assert {one.state for one in outcome.faults} == {"confirmed"}
+        assert {fault.state for fault in outcome.faults} == {"confirmed"}
 
 
 def test_an_example_asks_for_a_substrate_that_can_do_it(tmp_path: Path) -> None:
-    found = page_tests(tmp_path)
+    tests = page_tests(tmp_path)
     for kind in CATALOGUE:
-        asked = {
+        substrates = {
             mark.kwargs["substrate"]
-            for mark in getattr(found[f"test_{kind.__name__}"], "pytestmark", ())
+            for mark in getattr(tests[f"test_{kind.__name__}"], "pytestmark", ())
         }
-        assert (asked or {"local"}) <= set(kind.substrates)
+        assert (substrates or {"local"}) <= set(kind.substrates)
 
 
 def test_a_parameter_is_explained_where_it_comes_from() -> None:
-    """``heal_after_s`` is explained by the base of all faults of the network, two classes above."""
-    told = {one["name"]: one["meaning"] for one in entry(faults.Delay)["parameters"]}
-    assert told["heal_after_s"] == "when it ends; None: with the run."
-    assert told["jitter_ms"].startswith("drawn evenly")
+    """The meaning of ``heal_after_s`` comes from the base of all faults of the network, two classes
+    above.
+    """
+    meanings = {
+        parameter["name"]: parameter["meaning"] for parameter in entry(faults.Delay)["parameters"]
+    }
+    assert meanings["heal_after_s"] == (
+        "seconds after the act at which it ends; None for the end of the run."
+    )
+    assert meanings["jitter_ms"].startswith("largest difference")
 
 
 @pytest.mark.slow(name="test_the_replacement_dies_while_it_takes_over_the_state")
@@ -230,5 +247,5 @@ def test_a_parameter_is_explained_where_it_comes_from() -> None:
     ],
 )
 def test_an_example_runs(chaos: Chaos, tmp_path: Path, name: str) -> None:
-    """One of the guide, two of faults. What the others promise, tests of their faults show."""
+    """An example of the guide and two of faults run; tests of the other faults show the rest."""
     page_tests(tmp_path)[name](Tiny(chaos))

@@ -1,4 +1,6 @@
-"""Disks that are full, slow, read-only or fail: the pure rules, a real file system, and jobs that meet it."""
+"""Disks that are full, slow, read-only or failing: the pure rules, a real file system, and jobs
+that use it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.core.actions import BreakDisk
 from chaoskit.substrate.core.disk import (
     OPERATIONS,
-    Ailments,
+    DiskTroubles,
     Failing,
     Full,
     ReadOnly,
@@ -36,7 +38,6 @@ from chaoskit.substrate.limits import capabilities
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Verdict
 from faults import DiskError, DiskFull, Fault, ReadOnlyDisk, SlowDisk
-from faults.storage.disk import DiskFault
 
 JOBS = Path(__file__).parents[2] / "jobs" / "failing" / "saves.py"
 BEARS, ENDS = f"{JOBS}:bears_errors", f"{JOBS}:ends_with_errors"
@@ -46,7 +47,7 @@ needs_fuse = pytest.mark.skipif(
 )
 
 
-# -- what it means ------------------------------------------------------------------------------------------------
+# -- the rules -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,23 +61,23 @@ needs_fuse = pytest.mark.skipif(
     ],
 )
 def test_what_a_trouble_refuses(trouble: Trouble, refused: set[str], number: int) -> None:
-    """Each trouble refuses its operations with its error, counts them, and is over when it is lifted."""
-    ailments = Ailments()
+    """Each trouble refuses its operations with its error, counts them, and ends when it is lifted."""
+    ailments = DiskTroubles()
     imposed = ailments.impose(trouble)
     rulings = {operation: ailments.rule(operation, 1) for operation in OPERATIONS}
     assert {operation for operation, ruling in rulings.items() if ruling.errno} == refused
     assert {ruling.errno for ruling in rulings.values()} <= {0, number}
     slow = isinstance(trouble, Slow)
     assert {ruling.delay_ms for ruling in rulings.values()} == {5.0 if slow else 0.0}
-    assert ailments.met(imposed) == (len(OPERATIONS) if slow else len(refused))
-    assert ailments.lift(imposed) == ailments.met(imposed)
+    assert ailments.affected_count(imposed) == (len(OPERATIONS) if slow else len(refused))
+    assert ailments.lift(imposed) == ailments.affected_count(imposed)
     assert ailments.rule("write", 1) == (0, 0.0), "it is over"
 
 
 @given(st.integers(0, 1000), st.lists(st.integers(0, 300), max_size=20))
 def test_a_disk_takes_what_it_has_room_for(room_bytes: int, sizes: list[int]) -> None:
-    """A full disk takes each write that still fits into its room."""
-    ailments, written = Ailments(), 0
+    """A full disk takes each write that still fits."""
+    ailments, written = DiskTroubles(), 0
     ailments.impose(Full(room_bytes))
     for size in sizes:
         fits = written + size <= room_bytes
@@ -86,7 +87,7 @@ def test_a_disk_takes_what_it_has_room_for(room_bytes: int, sizes: list[int]) ->
 
 def test_troubles_add_up() -> None:
     """Delays of several troubles add up, and an error wins."""
-    ailments = Ailments()
+    ailments = DiskTroubles()
     for trouble in (Slow(5.0), Slow(10.0, bytes_per_s=1000.0), ReadOnly(), Full()):
         ailments.impose(trouble)
     ruling = ailments.rule("write", 100)
@@ -95,10 +96,10 @@ def test_troubles_add_up() -> None:
 
 def test_a_share_of_operations_fails() -> None:
     """A trouble with a share fails about that share of the operations."""
-    ailments = Ailments(seed=3)
+    ailments = DiskTroubles(seed=3)
     imposed = ailments.impose(Failing(share=0.25))
     failed = sum(bool(ailments.rule("read", 1).errno) for _ in range(2000))
-    assert failed == ailments.met(imposed)
+    assert failed == ailments.affected_count(imposed)
     assert 400 < failed < 600
 
 
@@ -115,19 +116,19 @@ def test_a_share_of_operations_fails() -> None:
         (DiskError(rank=1, at_step=2, operations=()), "operations"),
     ],
 )
-def test_bad_input(fault: DiskFault, field: str) -> None:
+def test_bad_input(fault: Fault, field: str) -> None:
     """A fault of a disk that cannot work is refused, with the field that is wrong."""
     with pytest.raises(BadInput) as refused:
         fault.validate(nodes=2, steps=9)
     assert refused.value.field == field
 
 
-# -- a real file system -------------------------------------------------------------------------------------------
+# -- a real file system ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def node() -> Iterator[subprocess.Popen[bytes]]:
-    """A process with mounts of its own."""
+    """Start a process with mounts of its own, in place of a node."""
     command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo; exec sleep 600"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -150,7 +151,7 @@ def seen_by(process: subprocess.Popen[bytes], path: Path) -> Path:
 def test_a_directory_is_what_it_was_until_something_is_wrong(
     node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path
 ) -> None:
-    """A disk without a trouble behaves as the directory below it, for its node alone."""
+    """A disk without a trouble behaves as the directory below it, and only its node sees it."""
     directory = tmp_path / "disk"
     directory.mkdir()
     (directory / "old").write_text("from before")
@@ -184,7 +185,9 @@ def test_a_directory_is_what_it_was_until_something_is_wrong(
 def test_errors_reach_the_process_that_writes(
     node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path, trouble: Trouble, number: int
 ) -> None:
-    """A node gets the error of the trouble, is counted, and writes again when it is lifted; others write as ever."""
+    """A node gets the error of its trouble, is counted, and writes again after the lift; other
+    processes write all the time.
+    """
     directory = tmp_path / "disk"
     directory.mkdir()
     disks = Disks(undo, enter, lambda name: HOST.find(node.pid))
@@ -203,7 +206,7 @@ def test_errors_reach_the_process_that_writes(
 def test_a_full_disk_says_so_before_it_refuses(
     node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path
 ) -> None:
-    """A job that asks for the free space first is told that there is none; other nodes see their own."""
+    """A node that asks for the free space sees none left; other nodes see their own."""
     directory = tmp_path / "disk"
     directory.mkdir()
     disks = Disks(undo, enter, lambda name: HOST.find(node.pid))
@@ -224,7 +227,7 @@ def test_a_full_disk_says_so_before_it_refuses(
 def test_a_file_that_is_opened_for_direct_access_is_written(
     node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path
 ) -> None:
-    """As without a disk of ours before it."""
+    """Direct access works as on a directory without a disk in front of it."""
     directory = tmp_path / "disk"
     directory.mkdir()
     disk = Disk(directory, enter(node.pid), undo)
@@ -255,7 +258,7 @@ def test_what_is_slow_takes_longer(
 
 @needs_fuse
 def test_no_other_process_has_its_directory_troubled(undo: UndoLog, tmp_path: Path) -> None:
-    """A process that shares the mounts of this machine gets no trouble."""
+    """A process that shares the mounts of this machine is refused a trouble."""
     disks = Disks(undo, enter, lambda name: HOST.find(os.getpid()))
     with pytest.raises(HarnessError, match="no mounts of its own"):
         disks.apply("node0", BreakDisk(tmp_path, ReadOnly()))
@@ -301,7 +304,7 @@ def test_it_ends_with_its_launcher(node: subprocess.Popen[bytes], tmp_path: Path
     )
 
 
-# -- jobs that meet it --------------------------------------------------------------------------------------------
+# -- jobs on such disks ----------------------------------------------------------------------------
 
 TROUBLES: list[Fault] = [
     DiskFull(rank=1, at_step=5),

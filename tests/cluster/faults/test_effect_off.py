@@ -1,6 +1,8 @@
-"""A fault whose effect is switched off below its backend, or whose evidence cannot be read, is never confirmed.
+"""A fault is never confirmed if its effect is switched off below its backend, or its evidence
+cannot be read.
 
-The code of faults, backends and evidence is untouched: what is taken away is the kernel's part, or that of the worker.
+The code of faults, backends and evidence is untouched: the tests replace the kernel's part, or that
+of the worker.
 """
 
 from __future__ import annotations
@@ -58,17 +60,17 @@ PLAN: dict[str, Any] = {
 Break = Callable[[pytest.MonkeyPatch, Path], None]
 
 
-def _name(value: object) -> str:
-    return getattr(value, "__name__", str(value))
+def _name(parameter: object) -> str:
+    return getattr(parameter, "__name__", str(parameter))
 
 
 def assert_unknown(outcome: Outcome) -> None:
-    """No fault is confirmed, and the run passes nothing."""
+    """Assert that no fault is confirmed and the verdict is unknown."""
     assert [fault.state for fault in outcome.faults] == ["not observed"], outcome.reasons
     assert outcome.verdict == Verdict.UNKNOWN, outcome.reasons
 
 
-# -- in the harness -----------------------------------------------------------------------------------------------
+# -- in the harness --------------------------------------------------------------------------------
 
 
 def send_no_signal(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
@@ -76,7 +78,7 @@ def send_no_signal(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
 
 
 def write_no_control_file(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-    """Whatever is written into a control group changes nothing; processes enter and leave it all the same."""
+    """Make writes to control groups have no effect, except that processes enter and leave them."""
     write = Path.write_text
 
     def write_text(path: Path, text: str, *how: Any, **named: Any) -> int:
@@ -90,7 +92,7 @@ def write_no_control_file(monkeypatch: pytest.MonkeyPatch, directory: Path) -> N
 
 
 def read_no_count(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-    """The kernel's counts of a control group cannot be read."""
+    """Make the kernel's counts of control groups unreadable."""
     read = Path.read_text
 
     def read_text(path: Path, *how: Any, **named: Any) -> str:
@@ -135,7 +137,9 @@ GROUPS: list[Fault] = [
 def test_what_the_kernel_does_not_do_is_not_confirmed(
     chaos: Chaos, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Fault, switch_off: Break
 ) -> None:
-    """Signals that are not sent, control groups that hold nothing back, counts that cannot be read."""
+    """Signals that are not sent, control groups that limit nothing, and unreadable counts confirm
+    no fault.
+    """
     if fault in GROUPS and (
         reason := next(filter(None, map(cgroup.unavailable, ("cpu", "memory", "freezer"))), "")
     ):
@@ -146,13 +150,15 @@ def test_what_the_kernel_does_not_do_is_not_confirmed(
     assert_unknown(outcome)
 
 
-# -- in the processes that change networks and disks ----------------------------------------------------------------
+# -- in the processes that change networks and disks -----------------------------------------------
 
 
 def command_before(
     monkeypatch: pytest.MonkeyPatch, directory: Path, name: str, script: str
 ) -> None:
-    """Have processes that are started find another command of this name first. ``{real}``: the one that was found."""
+    """Make started processes find a script before the command ``name``; ``{real}`` in it is the
+    original command.
+    """
     bin_directory = directory / "bin"
     bin_directory.mkdir(exist_ok=True)
     path = bin_directory / name
@@ -162,7 +168,7 @@ def command_before(
 
 
 def module_before(monkeypatch: pytest.MonkeyPatch, directory: Path, code: str) -> None:
-    """Have every Python process that is started run this first."""
+    """Make every started Python process run ``code`` first."""
     site = directory / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(code)
@@ -170,14 +176,14 @@ def module_before(monkeypatch: pytest.MonkeyPatch, directory: Path, code: str) -
 
 
 def let_all_packets_pass(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-    """The rules are there, and count; what they count passes."""
+    """Turn dropping rules into counting rules that let packets pass."""
     accepted = "s/counter drop/counter accept/; s/counter reject with tcp reset/counter accept/"
     script = f'[ "$1" = -f ] || exec {{real}} "$@"\nsed "{accepted}" | {{real}} -f -\n'
     command_before(monkeypatch, directory, "nft", script)
 
 
 def list_no_counters(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-    """The rules drop what they should; what they counted cannot be read."""
+    """Make the counters of the rules unreadable; the rules drop packets as they should."""
     script = '[ "$1" = --json ] || exec {real} "$@"\necho \'{"nftables": []}\'\n'
     command_before(monkeypatch, directory, "nft", script)
 
@@ -187,7 +193,7 @@ def queue_no_packet(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
 
 
 def change_no_link(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-    """No queueing discipline is made, and no link is taken down."""
+    """Prevent queueing disciplines from being created, and links from being taken down."""
     code = """
 try:
     from pyroute2 import IPRoute
@@ -210,7 +216,7 @@ else:
 
 
 def rule_nothing(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-    """The file system hands everything on."""
+    """Make the file system pass on every operation."""
     code = """
 from chaoskit.substrate.core import disk
 disk.Ailments.rule = lambda self, operation, size_bytes=0: disk.Ruling()
@@ -236,7 +242,7 @@ DISKS: list[tuple[Fault, Break]] = [
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Outcome]:
-    """Runs on a substrate of its own, from whose processes something is taken away."""
+    """Return a function that runs a job on a substrate of its own, after ``switch_off``."""
 
     def run_without(
         substrate: str, job: str, fault: Fault, switch_off: Break, **plan: Any
@@ -253,7 +259,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Outcom
 def test_a_network_that_works_is_not_confirmed_to_be_broken(
     run: Callable[..., Outcome], fault: Fault, switch_off: Break
 ) -> None:
-    """Rules that drop nothing, queues that hold nothing, links that stay up, counters that cannot be read."""
+    """Rules that drop nothing, idle queues, links that stay up, and unreadable counters confirm no
+    fault.
+    """
     if reason := fault.unavailable():
         pytest.skip(reason)
     if switch_off is queue_no_packet and "netem" in capabilities.disciplines():
@@ -266,7 +274,7 @@ def test_a_network_that_works_is_not_confirmed_to_be_broken(
 def test_a_disk_that_works_is_not_confirmed_to_be_broken(
     run: Callable[..., Outcome], fault: Fault, switch_off: Break
 ) -> None:
-    """A file system before the directory that hands everything on."""
+    """A file system that passes on every operation confirms no fault."""
     if reason := fault.unavailable():
         pytest.skip(reason)
     assert_unknown(
@@ -281,9 +289,9 @@ def test_a_disk_that_works_is_not_confirmed_to_be_broken(
     )
 
 
-# -- in the worker --------------------------------------------------------------------------------------------------
+# -- in the worker ---------------------------------------------------------------------------------
 
-#: A job that trains as TROUBLED does, in whose workers a call does nothing.
+#: A job that trains as TROUBLED does, with a call that does nothing in its workers.
 WITHOUT = """
 import os, sys
 import torch
@@ -317,7 +325,7 @@ WORKER: list[tuple[Fault, str]] = [
 def test_what_a_worker_does_not_do_is_not_confirmed(
     chaos: Chaos, tmp_path: Path, fault: Fault, statement: str
 ) -> None:
-    """An exit that does not end, a number that is not written."""
+    """An exit that does not end, or a number that is not written, confirms no fault."""
     job = tmp_path / "without.py"
-    job.write_text(WITHOUT.format(folder=str(JOBS), statement=statement))
+    job.write_text(WITHOUT.format(folder=str(JOBS / "failing"), statement=statement))
     assert_unknown(chaos.run(str(job), faults=[fault], check=False, **PLAN))

@@ -1,4 +1,6 @@
-"""What another distribution brings is a fault and a backend like ours: listed, drawn, run, saved, replayed, undone."""
+"""A fault and a backend of another distribution work like built-in ones: listed, drawn, run, saved,
+replayed, undone.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ print(outcome.verdict.value, *[evidence.observed for evidence in outcome.faults[
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of processes that find the distribution as if it were installed."""
+    """Return the environment of processes that find the distribution as if it were installed."""
     site = tmp_path_factory.mktemp("site")
     project = tomllib.loads((EXTENSION / "pyproject.toml").read_text())["project"]
     (module,) = EXTENSION.glob("*.py")
@@ -57,7 +59,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
 
 
-def ended(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_python(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
     )
@@ -75,13 +77,13 @@ def test_the_page_shows_what_is_tested() -> None:
 
 
 def test_it_is_listed(environment: dict[str, str]) -> None:
-    listed = ended(environment, "-m", "chaoskit", "faults", "--json")
-    names = [one["name"] for one in json.loads(listed.stdout)["faults"]]
+    listed = run_python(environment, "-m", "chaoskit", "faults", "--json")
+    names = [fault["name"] for fault in json.loads(listed.stdout)["faults"]]
     assert names.count("ReniceNode") == 1
-    shown = ended(environment, "-m", "chaoskit", "faults", "renicenode").stdout
+    shown = run_python(environment, "-m", "chaoskit", "faults", "renicenode").stdout
     assert "the main threads of one node get the CPU last" in shown
     assert "niceness of each main thread, read back" in shown
-    unknown = ended(dict(os.environ), "-m", "chaoskit", "faults", "ReniceNode")
+    unknown = run_python(dict(os.environ), "-m", "chaoskit", "faults", "ReniceNode")
     assert unknown.returncode == 2, "it is not installed there"
 
 
@@ -92,7 +94,7 @@ from faults.strategies import fault_plans
 plan = find(fault_plans(nodes=4, steps=20), lambda plan: any(one.kind == "ReniceNode" for one in plan))
 print(*plan)
 """
-    drawn = ended(environment, "-c", code)
+    drawn = run_python(environment, "-c", code)
     assert drawn.stdout.startswith("ReniceNode("), drawn.stderr
 
 
@@ -100,11 +102,11 @@ print(*plan)
 def run(
     environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[str]]:
-    """The directory of a run with it, and what its runner said."""
+    """Return the directory of a run with the fault, and the output lines of its runner."""
     directory = tmp_path_factory.mktemp("runs")
-    said = ended(environment, "-c", RUN, JOB, "local", str(directory), "0.3")
-    assert said.returncode == 0, said.stderr
-    return next(directory.glob("*")), said.stdout.splitlines()
+    process = run_python(environment, "-c", RUN, JOB, "local", str(directory), "0.3")
+    assert process.returncode == 0, process.stderr
+    return next(directory.glob("*")), process.stdout.splitlines()
 
 
 def test_it_is_confirmed_by_what_the_kernel_says(run: tuple[Path, list[str]]) -> None:
@@ -120,24 +122,24 @@ def test_its_plan_is_replayed_where_it_can_be_imported(
     plan = run[0] / "plan.json"
     (fault,) = json.loads(plan.read_text())["faults"]
     assert fault["kind"] == "chaoskit_renice:ReniceNode"
-    again = ended(environment, "-m", "chaoskit", "replay", str(plan), "--json", "--no-twin")
+    again = run_python(environment, "-m", "chaoskit", "replay", str(plan), "--json", "--no-twin")
     assert again.returncode == 0, again.stdout + again.stderr
-    refused = ended(dict(os.environ), "-m", "chaoskit", "replay", str(plan))
+    refused = run_python(dict(os.environ), "-m", "chaoskit", "replay", str(plan))
     assert refused.returncode == 2
-    assert "install what has it, or put it on PYTHONPATH" in " ".join(
+    assert "install its distribution, or add its directory to PYTHONPATH" in " ".join(
         (refused.stdout + refused.stderr).split()
     )
 
 
 def test_its_plan_is_judged_again_where_it_cannot_be_imported(run: tuple[Path, list[str]]) -> None:
-    again = ended(dict(os.environ), "-m", "chaoskit", "judge", str(run[0]))
+    again = run_python(dict(os.environ), "-m", "chaoskit", "judge", str(run[0]))
     assert again.returncode == 0, again.stdout + again.stderr
 
 
 def test_its_plan_is_made_simpler_like_any_other(
     environment: dict[str, str], run: tuple[Path, list[str]]
 ) -> None:
-    """The steps of a search for the smallest plan that fails."""
+    """A search for the smallest failing plan keeps the fault in each of its steps."""
     code = """
 import sys
 from pathlib import Path
@@ -146,25 +148,25 @@ from chaoskit.experiment.shrink.simpler import simpler
 plans = [*simpler(load(Path(sys.argv[1])))]
 print(len(plans), {one.kind for plan in plans for one in plan.faults})
 """
-    found = ended(environment, "-c", code, str(run[0] / "plan.json"))
-    assert "{'ReniceNode'}" in found.stdout, found.stderr
+    process = run_python(environment, "-c", code, str(run[0] / "plan.json"))
+    assert "{'ReniceNode'}" in process.stdout, process.stderr
 
 
 def test_without_its_effect_the_run_is_unknown(environment: dict[str, str], tmp_path: Path) -> None:
     off = "import os; os.setpriority = lambda *_: None\n"
-    said = ended(environment, "-c", off + RUN, JOB, "local", str(tmp_path), "0.3")
-    assert said.stdout.splitlines()[1] == "unknown", said.stderr
+    process = run_python(environment, "-c", off + RUN, JOB, "local", str(tmp_path), "0.3")
+    assert process.stdout.splitlines()[1] == "unknown", process.stderr
 
 
 @pytest.mark.parametrize("name", ["tidy", "chaoskit_renice:TidySubstrate"])
 def test_nodes_can_come_from_elsewhere(
     environment: dict[str, str], tmp_path: Path, name: str
 ) -> None:
-    """By the name of an entry point, or by the place of what makes it."""
-    said = ended(environment, "-c", RUN, JOB, name, str(tmp_path), "0.3")
-    assert said.stdout.splitlines()[1] == "passed", said.stderr
+    """A substrate is named by an entry point, or by module and factory."""
+    process = run_python(environment, "-c", RUN, JOB, name, str(tmp_path), "0.3")
+    assert process.stdout.splitlines()[1] == "passed", process.stderr
     assert [*tmp_path.glob("*/tidy")]
-    unknown = ended(
+    unknown = run_python(
         dict(os.environ), "-c", "from chaoskit.experiment.harness import Harness; Harness('tidy')"
     )
     assert "use one of local, netns, docker, kubernetes, or module:factory" in unknown.stderr
@@ -173,9 +175,9 @@ def test_nodes_can_come_from_elsewhere(
 def test_it_is_refused_where_it_cannot_be_done(environment: dict[str, str], tmp_path: Path) -> None:
     if reason := daemon.unavailable():
         pytest.skip(reason)
-    said = ended(environment, "-c", RUN, JOB, "docker", str(tmp_path), "0.3")
-    assert "BadInput" in said.stderr
-    assert "local or netns" in said.stderr
+    process = run_python(environment, "-c", RUN, JOB, "docker", str(tmp_path), "0.3")
+    assert "BadInput" in process.stderr
+    assert "local or netns" in process.stderr
 
 
 def test_a_killed_run_of_it_is_put_back_by_the_guard(
@@ -200,5 +202,7 @@ def _is_confirmed(directory: Path) -> Any:
     from chaoskit.vocabulary import Event
 
     return [
-        one for path in directory.glob("*/journal") for one in read_events(path, Event.EVIDENCE)
+        record
+        for path in directory.glob("*/journal")
+        for record in read_events(path, Event.EVIDENCE)
     ]

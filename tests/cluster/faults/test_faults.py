@@ -1,4 +1,6 @@
-"""Faults of nodes, coordinator and replacements: each is survived, and shows by another source that it took effect."""
+"""Faults of nodes, coordinator and replacements: a run survives each, and another source shows that
+it took effect.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from chaoskit.journal import Record, read_journals
 from chaoskit.process import linux
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runlog.outcome import Outcome
+from chaoskit.substrate.core.actions import NODE_CONTROLLERS
 from chaoskit.substrate.core.processes import Process
 from chaoskit.substrate.undo import runtime_directory
 from chaoskit.suites.goals import JournalFlag, happened
@@ -36,14 +39,13 @@ from faults import (
     KillNode,
     Preempt,
 )
-from faults.nodes.limits import NodeLimit
 
 PLAIN = "../../jobs/failing/troubled.py:plain"
-THAW_S = 3.0  # three leases: by then the node is given up, however late the coordinator looks
+THAW_S = 3.0  # three leases: the node is given up by then, even by a late coordinator
 
 
 def run(chaos: Chaos, *faults: Fault, goal: JournalFlag | None = None, **plan: Any) -> Outcome:
-    """An experiment that must pass, and goes on until ``goal`` is reached, if there is one."""
+    """Run an experiment that must pass, and that goes on until ``goal`` is reached if there is one."""
     settings: dict[str, Any] = {
         "nodes": 3,
         "spares": 1,
@@ -57,7 +59,7 @@ def run(chaos: Chaos, *faults: Fault, goal: JournalFlag | None = None, **plan: A
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    """The records of these events, in order of time."""
+    """Return the records of ``events`` from all journals of a run, by time."""
     return [
         record
         for record in read_journals(Path(outcome.directory) / "journal")
@@ -66,17 +68,23 @@ def journal(outcome: Outcome, *events: Event) -> list[Record]:
 
 
 def effective(outcome: Outcome, number: int = 0) -> str:
-    """What was observed of the n-th fault."""
-    return next(one.observed for one in outcome.faults[number].evidence if one.level == "effective")
+    """Return the effect that was observed of a fault, by its number in the plan."""
+    return next(
+        evidence.observed
+        for evidence in outcome.faults[number].evidence
+        if evidence.level == "effective"
+    )
 
 
 def is_ready(message: Any, worker: str) -> bool:
-    """Whether ``message`` tells that ``worker`` can train."""
+    """Return True if ``message`` reports that ``worker`` can train."""
     return isinstance(message, WorkerReady) and message.worker == worker
 
 
 class Watcher:
-    """Looks at the processes of a run while it goes on."""
+    """A watcher that records the states of a worker's process and the undo entries while a run goes
+    on.
+    """
 
     def __init__(self, worker: str) -> None:
         self._worker, self._pid = worker, 0
@@ -96,21 +104,21 @@ class Watcher:
 
     @staticmethod
     def _entries() -> set[str]:
-        """What this process has written down to continue."""
+        """Return the entries of this process's undo logs that continue stopped processes."""
         lines = [
             path.read_text().splitlines()
             for path in (runtime_directory() / "undo").glob(f"{os.getpid()}-*.jsonl")
         ]
-        return {line for one in lines for line in one if '"continue"' in line}
+        return {line for log in lines for line in log if '"continue"' in line}
 
 
-# -- a node -------------------------------------------------------------------------------------------------------
+# -- a node ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", [KillAgent, KillNode, Preempt])
 @pytest.mark.parametrize("phase", ["forward", "reduce"])
 def test_a_node_is_lost(chaos: Chaos, fault: type[Fault], phase: str) -> None:
-    """Node 0 has a spare, too: its workers, zygote and keeper are gone, and no loss is called a false alarm."""
+    """All processes of a node are gone, those of its spare included, and no loss is a false alarm."""
     outcome = run(
         chaos, fault(rank=0, at_step=6, phase=phase), goal=happened(chaos, Event.EVIDENCE)
     )
@@ -126,7 +134,9 @@ def test_a_node_is_lost(chaos: Chaos, fault: type[Fault], phase: str) -> None:
 
 
 def test_a_node_with_two_ranks_is_one_incident(chaos: Chaos) -> None:
-    """After the first loss the spare of node 0 holds a rank beside the one that was there before."""
+    """The loss of a node that holds two ranks, one of them taken over by its spare, is one
+    recovery.
+    """
     goal = happened(chaos, Event.EVIDENCE)
     outcome = run(chaos, Kill(rank=2, at_step=4), KillNode(rank=0, at_step=20), goal=goal, steps=40)
     lost = [record for record in journal(outcome, Event.DETECTED) if record["cause"] == "node lost"]
@@ -136,9 +146,11 @@ def test_a_node_with_two_ranks_is_one_incident(chaos: Chaos) -> None:
 
 @pytest.mark.promise("any signal number.")
 def test_a_worker_that_a_real_time_signal_ends_is_lost_and_its_node_is_not(chaos: Chaos) -> None:
-    """Python has no name for most of these signals."""
+    """A real-time signal, for most of which Python has no name, ends a worker and not its node."""
     outcome = run(chaos, Kill(rank=1, at_step=4, signum=signal.SIGRTMIN + 1))
-    (ended,) = [one for one in journal(outcome, Event.WORKER_EXITED) if one["how"] == "killed"]
+    (ended,) = [
+        record for record in journal(outcome, Event.WORKER_EXITED) if record["how"] == "killed"
+    ]
     assert (ended.source, ended["status"]) == ("node1", "SIGRTMIN+1")
     assert not journal(outcome, Event.NODE_LOST)
 
@@ -162,10 +174,13 @@ def test_a_node_at_a_time_and_in_a_recovery(chaos: Chaos) -> None:
 
 @pytest.mark.promise("one node is told to end, and after a grace period made to")
 def test_what_is_left_of_a_preempted_node_is_killed(chaos: Chaos) -> None:
-    """Its agent stands still and cannot obey SIGTERM: SIGKILL must follow, after the grace period. Its worker obeys."""
+    """The processes of a preempted node that do not obey SIGTERM are killed after the grace period.
+
+    Its agent is stopped and cannot obey; its worker obeys.
+    """
     grace_s = 3.0
     goal = happened(chaos, Event.EVIDENCE)
-    ended_ns: dict[str, int] = {}  # as it is noticed at the next heartbeat
+    ended_ns: dict[str, int] = {}  # noticed at the next heartbeat
     pids: dict[str, int] = {}
 
     def watch(message: Any) -> None:
@@ -173,7 +188,7 @@ def test_what_is_left_of_a_preempted_node_is_killed(chaos: Chaos) -> None:
         if isinstance(message, AtHook) and message.worker == "node1.0":
             pids.update(worker=message.pid, agent=_parent(_parent(message.pid)))
             os.kill(pids["agent"], signal.SIGSTOP)
-            # of two signals that are pending, SIGTERM would be delivered first
+            # of two pending signals, SIGTERM would be delivered first
             wait_until(lambda: linux.state(pids["agent"]) == "T", "the agent stands still")
         for name, pid in pids.items():
             if linux.is_ending(pid):
@@ -181,9 +196,9 @@ def test_what_is_left_of_a_preempted_node_is_killed(chaos: Chaos) -> None:
 
     outcome = run(chaos, Preempt(rank=1, at_step=6, grace_s=grace_s), goal=goal, watch=watch)
     left = int(effective(outcome).partition("gone, ")[2].split()[0])
-    assert 1 <= left <= 3  # of agent, keeper, zygote and worker
-    (struck,) = journal(outcome, Event.INJECTED)
-    assert ended_ns["worker"] < struck.t_ns + grace_s * 1e9 < ended_ns["agent"]
+    assert 1 <= left <= 3  # among agent, keeper, fork server and worker
+    (injected,) = journal(outcome, Event.INJECTED)
+    assert ended_ns["worker"] < injected.t_ns + grace_s * 1e9 < ended_ns["agent"]
 
 
 def _parent(pid: int) -> int:
@@ -191,7 +206,7 @@ def _parent(pid: int) -> int:
 
 
 def test_a_node_that_freezes_comes_back_as_a_zombie(chaos: Chaos, tmp_path: Path) -> None:
-    """A frozen node is given up when its lease ends; after the thaw nothing that it does counts."""
+    """A frozen node is given up when its lease ends; no commit of it counts after the thaw."""
     watcher = Watcher("node1.0")
 
     def is_thawed(message: Any) -> bool:
@@ -210,16 +225,16 @@ def test_a_node_that_freezes_comes_back_as_a_zombie(chaos: Chaos, tmp_path: Path
 
 
 def test_a_frozen_node_is_continued_at_the_end(chaos: Chaos) -> None:
-    """A node whose thaw is due after the end of the run is continued at that end: nothing stays stopped."""
+    """A node with a thaw due after the end of the run is continued then: nothing stays stopped."""
     watcher = Watcher("node1.0")
     outcome = run(chaos, FreezeNode(rank=1, at_step=6, thaw_after_s=3600.0), watch=watcher)
     assert outcome.faults[0].undone
     entries = [json.loads(line) for line in watcher.undo]
-    assert len(entries) == 4  # agent, keeper, zygote, worker
-    assert all(linux.start_ticks(entry["pid"]) != entry["ticks"] for entry in entries)
+    assert len(entries) == 4  # agent, keeper, fork server, worker
+    assert all(linux.start_ticks(stopped["pid"]) != stopped["ticks"] for stopped in entries)
 
 
-# -- the coordinator ----------------------------------------------------------------------------------------------
+# -- the coordinator -------------------------------------------------------------------------------
 
 
 def test_the_coordinator_is_killed(chaos: Chaos) -> None:
@@ -230,7 +245,7 @@ def test_the_coordinator_is_killed(chaos: Chaos) -> None:
     assert journal(outcome, Event.RESUMED)
 
 
-# -- nodes that are bad for good ----------------------------------------------------------------------------------
+# -- nodes that stay broken ------------------------------------------------------------------------
 
 
 def test_a_node_that_kills_every_process(chaos: Chaos, tmp_path: Path) -> None:
@@ -262,7 +277,9 @@ def test_replacements_that_cannot_load_the_job(chaos: Chaos, tmp_path: Path) -> 
 
 
 def test_a_bad_node_that_starts_no_worker_is_unknown(chaos: Chaos) -> None:
-    """Without a loss no replacement is started: the fault shows no effect, and the verdict is unknown."""
+    """The verdict is unknown without a loss, because no replacement is started that could show the
+    fault.
+    """
     outcome = run(chaos, FailLoad(rank=1, at_step=3), check=False)
     assert outcome.verdict == Verdict.UNKNOWN
     assert outcome.faults[0].state == "not observed"
@@ -284,11 +301,11 @@ def test_a_later_loss_on_a_struck_node_is_a_false_alarm(chaos: Chaos, tmp_path: 
     assert outcome.false_alarms == 1
 
 
-# -- signals -------------------------------------------------------------------------------------------------------
+# -- signals ---------------------------------------------------------------------------------------
 
 
 def test_a_process_that_was_looked_up_is_not_its_successor() -> None:
-    """Signals go to the process that was meant, or to none."""
+    """A signal goes to the process that was looked up, never to a later one with its pid."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         ticks = linux.start_ticks(child.pid)
@@ -304,12 +321,16 @@ def test_a_process_that_was_looked_up_is_not_its_successor() -> None:
 
 
 def test_the_catalogue_says_everything() -> None:
+    """Each fault has all its descriptions and a name of its own, and is available where it should
+    be.
+    """
     for fault in CATALOGUE:
         assert fault.effect
         assert fault.evidence
         assert fault.stands_for
         assert fault.undo
-        needs_more = fault.family == "disk" or issubclass(fault, NodeLimit)
+        limits = any(action in NODE_CONTROLLERS for action in fault(**fault.sample).needs)
+        needs_more = limits or fault.family == "disk"
         assert fault.unavailable() == "" or "local" not in fault.substrates or needs_more
         assert fault.__doc__
     assert len({fault.__name__ for fault in CATALOGUE}) == len(CATALOGUE)

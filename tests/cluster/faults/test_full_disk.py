@@ -1,4 +1,6 @@
-"""The disk of a run is full for a while: training goes on, and nothing is missing from the evidence afterwards."""
+"""Training goes on while the disk of its run is full, and nothing is missing from the journals
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +17,25 @@ from support.goals import Flag
 from support.nodes.disks import small_disk
 from support.waiting import stays, wait_until
 
-from chaoskit.coordinator.log import Record
-from chaoskit.coordinator.membership.events import NodeLost
-from chaoskit.coordinator.outputs import Remember
+from chaoskit.coordinator.log import CoordinatorLog
+from chaoskit.coordinator.outputs import LogEntry
 from chaoskit.journal import read_journals
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Event
-from chaoskit.wire.messages import Heartbeat
+from chaoskit.wire.messages import Heartbeat, NodeLost
 
 CHATTY = f"{Path(__file__).parents[2] / 'jobs' / 'failing' / 'troubled.py'}:chatty"
 FULL_S = 10.0
-END_S = 240.0  # of a launch whose disk stays full: it bears that for 60 s
+END_S = 240.0  # limit of a launch on a full disk, which it bears for 60 s
 
 
 @pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.promise("While the disk is full, records of the journals wait in memory")
 def test_training_goes_on_while_the_disk_of_its_run_is_full(chaos: Chaos, tmp_path: Path) -> None:
-    """For ten seconds, in which each rank also prints in each step."""
+    """A job trains while its disk is full for ten seconds, though each rank also prints in each
+    step.
+    """
     with small_disk(chaos.harness.directory, "64m") as disk:
         filled_s = freed_s = 0.0
 
@@ -81,7 +84,9 @@ def test_training_goes_on_while_the_disk_of_its_run_is_full(chaos: Chaos, tmp_pa
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_disk_that_stays_full_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    """Not before it had a minute; the launcher says which directory needs room."""
+    """A run on a full disk goes on for a minute at least, and its launcher names the directory that
+    needs room.
+    """
     with small_disk(tmp_path / "disk", "64m") as disk:
         run = disk.root / "run"
         command = [
@@ -116,7 +121,9 @@ def test_a_disk_that_stays_full_ends_the_run_with_its_name(tmp_path: Path) -> No
             text=True,
         ) as launcher:
             wait_until(
-                lambda: any(one.event == Event.COMMIT for one in read_journals(run / "journal")),
+                lambda: any(
+                    record.event == Event.COMMIT for record in read_journals(run / "journal")
+                ),
                 "a step",
             )
             disk.fill()
@@ -129,13 +136,13 @@ def test_a_disk_that_stays_full_ends_the_run_with_its_name(tmp_path: Path) -> No
 
 
 def test_a_coordinator_decides_on_a_full_disk(tmp_path: Path) -> None:
-    """Its record keeps room: the loss of a rank, and the end of the job, are written down."""
+    """The log of a coordinator keeps room for the loss of a rank and the end of the job."""
     with small_disk(tmp_path / "disk", "1m") as disk:
-        record = Record(disk.root / "coordinator.record")
+        record = CoordinatorLog(disk.root / "coordinator.wal")
         disk.fill()
         for number in range(100):
-            record.append([Remember(NodeLost("node0", "as a test"), float(number))])
+            record.append([LogEntry(NodeLost("node0", "as a test"), float(number))])
         disk.free()
-        assert [entry.now_s for entry in Record(disk.root / "coordinator.record").memory] == list(
-            range(100)
-        )
+        assert [
+            stored.now_s for stored in CoordinatorLog(disk.root / "coordinator.wal").entries
+        ] == list(range(100))

@@ -1,4 +1,6 @@
-"""A run into which no faults are injected takes no order to inject one, also from a client that knows its token."""
+"""A run without injected faults takes no order to inject one, even from a client that has its
+token.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ ORDERS: list[Message] = [
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobCluster]:
-    """A job as ``chaoskit launch`` starts it."""
+    """Return a job as ``chaoskit launch`` starts it."""
     directory = tmp_path_factory.mktemp("production")
     (directory / "job.py").write_text(JOB)
     config = RunConfig(
@@ -72,7 +74,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobCluster]:
 
 
 def loaded(cluster: JobCluster) -> set[str]:
-    """The modules of a worker that has committed steps."""
+    """Return the modules of a worker that has committed steps."""
     path = cluster.disk("node0") / "loaded-0"
     wait_until(path.exists, "the first step")
     return set(path.read_text().split())
@@ -80,7 +82,7 @@ def loaded(cluster: JobCluster) -> set[str]:
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
 def test_no_order_is_taken(launched: JobCluster, order: Message) -> None:
-    """The connection is closed, the reason is in the coordinator's log, and the job trains on."""
+    """The connection is closed, the coordinator's log has the reason, and the job trains on."""
     loaded(launched)
     with frames.connect(launched.address, launched.token, LIMIT_S) as client:
         client.settimeout(LIMIT_S)
@@ -94,7 +96,11 @@ def test_no_order_is_taken(launched: JobCluster, order: Message) -> None:
 
 
 def until_closed(client: socket.socket) -> None:
-    """Read what an observer is shown, until the other side closes. Raises TimeoutError if it does not."""
+    """Read the observer's messages until the other side closes.
+
+    Raises:
+        TimeoutError: if it does not close.
+    """
     try:
         while client.recv(65536):
             pass
@@ -103,34 +109,38 @@ def until_closed(client: socket.socket) -> None:
 
 
 def test_none_of_its_sockets_takes_orders_of_faults(launched: JobCluster) -> None:
-    """Neither its directory nor one of its processes has the socket through which an experiment injects."""
+    """The socket for injections is neither in the run's directory nor open in one of its processes."""
     loaded(launched)
     assert not (launched.run_directory / NAME).exists()
     pids = [process.pid for node in launched.nodes for process in launched.node(node)]
-    held = {
+    open_files = {
         os.readlink(link)
         for pid in pids
         for link in Path(f"/proc/{pid}/fd").iterdir()
         if link.is_symlink()
     }
-    of_kernel = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    named = {words[7] for words in of_kernel if len(words) > 7 and f"socket:[{words[6]}]" in held}
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    named = {
+        words[7] for words in sockets if len(words) > 7 and f"socket:[{words[6]}]" in open_files
+    }
     assert not [path for path in named if path.endswith(NAME)]
-    assert len(held) > len(pids), "their descriptors could be read"
+    assert len(open_files) > len(pids), "their descriptors could be read"
 
 
 def test_the_acts_of_faults_are_not_in_its_workers(launched: JobCluster) -> None:
-    """What a worker could do to itself is not even loaded."""
-    found = loaded(launched)
-    assert "chaoskit.runtime.step.hooks" in found
-    acts = {name for name in found if name.startswith("chaoskit.runtime.injection.")}
+    """The code of acts that a worker could do to itself is not loaded."""
+    modules = loaded(launched)
+    assert "chaoskit.runtime.step.hooks" in modules
+    acts = {name for name in modules if name.startswith("chaoskit.runtime.injection.")}
     assert acts == {"chaoskit.runtime.injection.context"}, (
-        "where acts would leave something, which is nothing"
+        "the empty context of acts is loaded, and no act"
     )
 
 
 def test_the_harness_of_an_experiment_loads_them(chaos: object, tmp_path: Path) -> None:
-    """The same job with a fault that acts in the worker: the test above looks in the right place."""
+    """A run of the job with a fault that acts in the worker loads the acts, so the test above is no
+    empty check.
+    """
     from chaoskit import Chaos
     from faults import NaN
 

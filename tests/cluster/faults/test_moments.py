@@ -1,4 +1,6 @@
-"""Moments and targets of faults: steps, times, rates, phases of a recovery; roles; each strikes once."""
+"""Moments and targets of faults: steps, times, rates, phases of a recovery, and roles; each fault
+strikes once.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.injection.roster import Roster
 from chaoskit.experiment.plan.plan import plan_experiment
 from chaoskit.journal import Journal, Record, read_journals
-from chaoskit.process.heartbeat_page import Board
 from chaoskit.process.linux import await_readable, undisturbed
+from chaoskit.process.progress_board import Board
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.runtime.step.hooks import Hooks
@@ -76,8 +78,10 @@ WAIT_S = 60.0
 
 
 def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
-    """An experiment that must pass. Its spares are ready before the first fault, and it does not end before the world
-    is full again, and ``until`` holds."""
+    """Run an experiment that must pass, with ready spares before the first fault.
+
+    The run goes on until the world is full again, and ``until`` holds.
+    """
     settings = {
         "nodes": 3,
         "spares": 1,
@@ -92,7 +96,7 @@ def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    """The records of these events, in order of time."""
+    """Return the records of ``events`` from all journals of a run, by time."""
     return [
         record
         for record in read_journals(Path(outcome.directory) / "journal")
@@ -101,21 +105,21 @@ def journal(outcome: Outcome, *events: Event) -> list[Record]:
 
 
 def victim(outcome: Outcome, number: int) -> str:
-    """The worker that the n-th fault struck."""
+    """Return the worker that a fault struck, by the fault's number in the plan."""
     records = [
         record for record in journal(outcome, Event.INJECTED) if record["fault"] == f"fault{number}"
     ]
-    assert len(records) == 1, records  # once, and no more
+    assert len(records) == 1, records  # once only
     return str(records[0]["worker"])
 
 
-# -- in a recovery ------------------------------------------------------------------------------------------------
+# -- in a recovery ---------------------------------------------------------------------------------
 
 FIRST = Kill(rank=1, at_step=6)
 
 
 def test_a_kill_at_the_detection_of_another(chaos: Chaos, tmp_path: Path) -> None:
-    """The second rank dies when the first death is known, and not before."""
+    """The second rank dies after the first loss is detected, and not before."""
     flag = workers_lost(tmp_path / "lost", 2)
     outcome = run(
         chaos, FIRST, Kill(rank=2, during="detection"), spares=2, until=flag.until, watch=flag
@@ -129,7 +133,9 @@ def test_a_kill_at_the_detection_of_another(chaos: Chaos, tmp_path: Path) -> Non
 
 
 def test_a_kill_in_the_regroup(chaos: Chaos) -> None:
-    """The rank has told its step to the new generation, and never gets that generation's group."""
+    """The rank has sent its step to the new generation, and never gets the group of that
+    generation.
+    """
     outcome = run(chaos, FIRST, Kill(rank=2, during="regroup"))
     dead = victim(outcome, 1)
     assert 2 not in {
@@ -137,11 +143,11 @@ def test_a_kill_in_the_regroup(chaos: Chaos) -> None:
         for record in journal(outcome, Event.REGROUPED)
         if record.source == dead
     }
-    assert outcome.faults[1].evidence[0].observed.endswith("stood in regroup of step 6")
+    assert outcome.faults[1].evidence[0].observed.endswith("waited in regroup of step 6")
 
 
 def test_a_kill_of_the_joiner_in_the_restore(chaos: Chaos) -> None:
-    """A replacement that dies before it has a state is replaced in its turn."""
+    """A replacement that dies before it has a state is replaced in turn."""
     outcome = run(chaos, FIRST, Kill(rank=1, during="restore"))
     dead = victim(outcome, 1)
     assert dead != victim(outcome, 0)
@@ -152,10 +158,10 @@ def test_a_kill_of_the_joiner_in_the_restore(chaos: Chaos) -> None:
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_a_kill_of_the_healer(chaos: Chaos, transport: str) -> None:
-    """The rank from which the joiner is about to copy dies; the joiner takes the state from another one.
+    """The joiner takes the state from another rank if the rank that it is about to read dies.
 
-    On the same host it may still find the memory of the process that is ending, whole and at rest, and use it: but only
-    in the membership to which that process belonged.
+    On the same host it may still read the memory of the ending process, if that is whole. It may do
+    so only in the membership of that process.
     """
     outcome = run(
         chaos, FIRST, Kill(rank="healer", during="restore"), spares=2, transport=transport
@@ -169,7 +175,7 @@ def test_a_kill_of_the_healer(chaos: Chaos, transport: str) -> None:
     assert {generation for source, generation in restored if source == dead} <= (
         {2} if transport == "auto" else set()
     )
-    assert {source for source, _ in restored} - {dead}  # who took the dead one's place
+    assert {source for source, _ in restored} - {dead}  # another source took its place
     assert "was about to be read by" in outcome.faults[1].evidence[0].observed
 
 
@@ -177,7 +183,7 @@ def test_a_kill_of_the_healer(chaos: Chaos, transport: str) -> None:
     "fault", [Kill(rank=0, during="recommit"), Raise(rank=0, during="recommit")]
 )
 def test_a_fault_before_the_first_commit(chaos: Chaos, fault: Fault) -> None:
-    """The new generation has reduced its first step, and one rank dies before it commits."""
+    """A rank dies after the first reduction of a new generation, and before it commits."""
     outcome = run(chaos, FIRST, fault)
     dead = victim(outcome, 1)
     assert 2 not in {
@@ -189,7 +195,7 @@ def test_a_fault_before_the_first_commit(chaos: Chaos, fault: Fault) -> None:
 
 
 def test_a_hang_in_the_second_recovery(chaos: Chaos) -> None:
-    """A sequence: each fault waits for the recovery from the one before."""
+    """Each fault of a sequence waits for the recovery from the fault before."""
     faults = [FIRST, Kill(rank=2, during="regroup"), Hang(rank=0, during="recommit", recovery=2)]
     outcome = run(chaos, *faults, spares=2)
     assert len({victim(outcome, number) for number in range(3)}) == 3
@@ -201,24 +207,24 @@ def test_a_hang_in_the_second_recovery(chaos: Chaos) -> None:
     assert stopped["cause"] == "stopped"
 
 
-# -- at a time ----------------------------------------------------------------------------------------------------
+# -- at a time -------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("so many seconds after the first committed step")
 def test_faults_at_a_time(chaos: Chaos, tmp_path: Path) -> None:
-    """One strikes a rank at any place in its code, one stops it at the next entry of a phase."""
+    """A fault at a time strikes a rank at any place in its code, or at the next entry of a phase."""
     faults = [Kill(rank=1, after_s=0.2), Raise(rank=2, after_s=0.4, phase="backward")]
     flag = workers_lost(tmp_path / "lost", 2)
     outcome = run(chaos, *faults, until=flag.until, watch=flag)
     begun_ns = min(record.t_ns for record in journal(outcome, Event.COMMIT))
-    struck = {record["fault"]: record for record in journal(outcome, Event.INJECTED)}
-    assert (struck["fault0"].t_ns - begun_ns) / 1e9 >= 0.2
-    assert (struck["fault1"].t_ns - begun_ns) / 1e9 >= 0.4
-    assert struck["fault1"]["phase"] == "backward"
+    injected = {record["fault"]: record for record in journal(outcome, Event.INJECTED)}
+    assert (injected["fault0"].t_ns - begun_ns) / 1e9 >= 0.2
+    assert (injected["fault1"].t_ns - begun_ns) / 1e9 >= 0.4
+    assert injected["fault1"]["phase"] == "backward"
 
 
 def test_two_faults_of_one_rank_at_a_time_have_two_victims(chaos: Chaos, tmp_path: Path) -> None:
-    """The death that the first one caused is no evidence of the second: that one waits for the next holder."""
+    """The second fault waits for the next holder of the rank: the first death is no evidence of it."""
     flag = workers_lost(tmp_path / "lost", 2)
     faults = [Kill(rank=1, after_s=0.1), Kill(rank=1, after_s=0.1001)]
     outcome = run(chaos, *faults, spares=2, until=flag.until, watch=flag)
@@ -226,25 +232,25 @@ def test_two_faults_of_one_rank_at_a_time_have_two_victims(chaos: Chaos, tmp_pat
 
 
 def test_a_hang_at_a_time(chaos: Chaos, tmp_path: Path) -> None:
-    """The moment of the fault is told in words."""
+    """The moment of the fault is described in words."""
     flag = workers_lost(tmp_path / "lost")
     outcome = run(chaos, Hang(rank=0, after_s=0.1), until=flag.until, watch=flag)
     assert outcome.faults[0].moment == "0.1 s after the first committed step"
 
 
 def test_a_poisoned_gradient_at_a_time(chaos: Chaos, tmp_path: Path) -> None:
-    """The gradient of some later step is no number, and the runtime notices it."""
+    """The gradient of a later step is not finite, and the runtime notices it."""
     flag = Flag(tmp_path / "poisoned", lambda message: isinstance(message, ActReport))
     fault = NaN(rank=1, after_s=0.1, parameter="3.weight")
     outcome = run(chaos, fault, until=flag.until, watch=flag)
     assert journal(outcome, Event.NONFINITE)
 
 
-# -- at a rate ----------------------------------------------------------------------------------------------------
+# -- at a rate -------------------------------------------------------------------------------------
 
 
 def test_a_run_with_a_failure_rate(chaos: Chaos) -> None:
-    """Every fault that was drawn finds a victim: as many spares stand ready as ranks are killed."""
+    """Each fault that was drawn finds a victim: as many spares are ready as ranks are killed."""
     faults = at_rate(Kill(rank="any"), mtbf_steps=15, steps=60, seed=3)
     assert len(faults) >= 3
     outcome = run(chaos, *faults, steps=64, spares=len(faults))
@@ -254,15 +260,15 @@ def test_a_run_with_a_failure_rate(chaos: Chaos) -> None:
 @settings(deadline=None, database=None)
 @given(mean=st.floats(0.5, 1e3), end=st.integers(1, 100), seed=st.integers(-(2**63), 2**64 - 1))
 def test_a_rate_in_steps(mean: float, end: int, seed: int) -> None:
-    """Same seed, same moments; all of them in order, within the run, and with nothing else changed."""
+    """A seed always draws the same moments, in order and within the run; no other field changes."""
     fault = Kill(rank=1, phase="reduce", signum=15)
-    found = at_rate(fault, mtbf_steps=mean, steps=end, seed=seed)
-    assert found == at_rate(fault, mtbf_steps=mean, steps=end, seed=seed)
-    steps = [one.at_step for one in found]
+    faults = at_rate(fault, mtbf_steps=mean, steps=end, seed=seed)
+    assert faults == at_rate(fault, mtbf_steps=mean, steps=end, seed=seed)
+    steps = [drawn.at_step for drawn in faults]
     assert steps == sorted(steps)  # type: ignore[type-var]
-    for one in found:
-        one.validate(nodes=2, steps=end)
-        assert (one.rank, one.phase, one.signum, one.after_s) == (1, "reduce", 15, None)
+    for drawn in faults:
+        drawn.validate(nodes=2, steps=end)
+        assert (drawn.rank, drawn.phase, drawn.signum, drawn.after_s) == (1, "reduce", 15, None)
 
 
 def test_a_rate_has_the_mean_and_spread_of_a_poisson_process() -> None:
@@ -294,12 +300,12 @@ def test_a_rate_that_cannot_be(given_: dict[str, Any], field: str) -> None:
     assert refused.value.field == field
 
 
-# -- roles --------------------------------------------------------------------------------------------------------
+# -- roles -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("those that are due at the same moment strike together")
 def test_all_but_one_are_struck_together(chaos: Chaos) -> None:
-    """No rank is told of the death of another before it dies itself."""
+    """No rank learns of the death of another before it dies itself."""
     if not may_be_undisturbed():
         pytest.skip(
             "this process may not use real-time priority: another process may run between two kills"
@@ -313,13 +319,13 @@ def test_all_but_one_are_struck_together(chaos: Chaos) -> None:
 
 
 def may_be_undisturbed() -> bool:
-    """Whether this process may take a CPU from ordinary processes."""
+    """Return True if this process may take a CPU from ordinary processes."""
     with undisturbed():
         return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO
 
 
 def test_the_rank_with_most_shards(chaos: Chaos) -> None:
-    """The role names the rank with the largest share."""
+    """The role selects the rank with the largest share."""
     outcome = run(chaos, Kill(rank="most_shards", at_step=6), nodes=3, shards=8)
     plan = journal(outcome, Event.PLAN)[0]
     loads = {member["rank"]: len(member["shards"]) for member in plan["members"]}
@@ -330,7 +336,9 @@ def test_the_rank_with_most_shards(chaos: Chaos) -> None:
 @settings(deadline=None, database=None)
 @given(nodes=st.integers(1, 16), role=st.sampled_from(sorted(DRAWN_ROLES)), seed=st.integers())
 def test_roles_are_drawn(nodes: int, role: str, seed: int) -> None:
-    """As many different ranks as the role says, the same ones for the same seed; an empty role is refused."""
+    """A role draws its number of different ranks, the same for the same seed; an empty role is
+    refused.
+    """
     fault = Kill(rank=role, at_step=1)
     sizes = {
         "any": 1,
@@ -345,8 +353,8 @@ def test_roles_are_drawn(nodes: int, role: str, seed: int) -> None:
         return
     fault.validate(nodes=nodes, steps=None)
     drawn = fault.expand(nodes, Random(seed))
-    assert len({one.rank for one in drawn}) == len(drawn) == sizes[role]
-    assert all(isinstance(one.rank, int) and 0 <= one.rank < nodes for one in drawn)
+    assert len({single.rank for single in drawn}) == len(drawn) == sizes[role]
+    assert all(isinstance(single.rank, int) and 0 <= single.rank < nodes for single in drawn)
     assert drawn == fault.expand(nodes, Random(seed))
 
 
@@ -371,30 +379,30 @@ def test_the_heaviest_rank(loads: list[int]) -> None:
     assert _plan(1, loads).heaviest == loads.index(max(loads))
 
 
-# -- once only ----------------------------------------------------------------------------------------------------
+# -- once only -------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise(
     "the rank stops there and says so, on a line of its own to the harness, until it is answered"
 )
 def test_a_rank_waits_for_a_harness_that_is_slow_to_hear(chaos: Chaos) -> None:
-    """It says once where it stands; the wait is no hang, and the fault strikes once."""
-    heard: Counter[str] = Counter()
+    """A rank reports its hook once; the wait for the answer is no hang, and the fault strikes once."""
+    reports: Counter[str] = Counter()
 
     def watch(message: Any) -> None:
         if isinstance(message, AtHook):
-            heard[message.worker] += 1
-            if len(heard) == 1:
-                time.sleep(1.5)  # longer than a rank may stand still
+            reports[message.worker] += 1
+            if len(reports) == 1:
+                time.sleep(1.5)  # longer than the limit of a hang
 
     fault = NaN(rank=1, at_step=6, parameter="3.weight")
     outcome = run(chaos, fault, watch=watch)
-    assert heard[victim(outcome, 0)] == 1
+    assert reports[victim(outcome, 0)] == 1
     assert len(journal(outcome, Event.INJECTED)) == len(journal(outcome, Event.LEVER)) == 1
 
 
 def test_the_worker_that_takes_over_the_rank_is_spared(chaos: Chaos) -> None:
-    """The replacement passes the same trigger in the same step, and nothing happens to it."""
+    """The replacement passes the same trigger in the same step unharmed."""
     outcome = run(chaos, Kill(rank=1, at_step=6, phase="backward"))
     assert [record["worker"] for record in journal(outcome, Event.DETECTED)] == [victim(outcome, 0)]
     again = [
@@ -403,13 +411,13 @@ def test_the_worker_that_takes_over_the_rank_is_spared(chaos: Chaos) -> None:
         if record["rank"] == 1 and record["step"] == 6
     ]
     first, second = journal(outcome, Event.PLAN)[:2]
-    (taker,) = {member["worker"] for member in second["members"]} - {
+    (replacement,) = {member["worker"] for member in second["members"]} - {
         member["worker"] for member in first["members"]
     }
-    assert {record.source for record in again} == {taker}
+    assert {record.source for record in again} == {replacement}
 
 
-# -- no evidence, no verdict --------------------------------------------------------------------------------------
+# -- no evidence, no verdict -----------------------------------------------------------------------
 
 
 @pytest.mark.promise(
@@ -421,32 +429,37 @@ def test_the_worker_that_takes_over_the_rank_is_spared(chaos: Chaos) -> None:
     [
         (
             Kill(rank=1, during="detection"),
-            "no process held rank 1 after detection of loss 1",
-        ),  # it is the lost one
+            "rank 1 was held by no process after detection of loss 1",
+        ),  # rank 1 is the lost rank
         (
             Kill(rank=1, during="detection", recovery=5),
-            "no rank 1 was there after detection of loss 5",
+            "rank 1 was held by no process after detection of loss 5",
         ),
         (
             Kill(rank=0, during="restore", recovery=5),
-            "no rank 0 was there in restore of recovery 5",
+            "rank 0 was held by no process in restore of recovery 5",
         ),
         (
             Kill(rank="healer", during="restore", recovery=5),
-            "no rank healer was there in restore of recovery 5",
+            "rank healer was held by no process in restore of recovery 5",
         ),
-        (Kill(rank=0, after_s=3600), "no rank 0 was there 3600 s after the first committed step"),
+        (
+            Kill(rank=0, after_s=3600),
+            "rank 0 was held by no process 3600 s after the first committed step",
+        ),
     ],
 )
 def test_a_moment_that_never_comes_is_unknown(chaos: Chaos, fault: Fault, why: str) -> None:
-    """A fault whose moment does not come leaves the verdict unknown, and the reason says which moment."""
+    """A fault with a moment that never comes leaves the verdict unknown, and the reason names the
+    moment.
+    """
     outcome = run(chaos, FIRST, fault, check=False)
     assert outcome.verdict == Verdict.UNKNOWN
     assert (outcome.faults[0].state, outcome.faults[1].state) == ("confirmed", "not fired")
     assert why in outcome.reasons[0]
 
 
-# -- refused ------------------------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -484,7 +497,8 @@ def test_what_cannot_strike_is_refused(fault: Fault, field: str, remedy: str) ->
     assert refused.value.field == field
 
 
-#: What kinds need beside a rank and a moment; any machine runs out of memory with an error.
+#: Fields that kinds need beside a rank and a moment.
+#: Any machine can run out of memory with an error.
 NEEDED: dict[type[Fault], dict[str, Any]] = {
     BitFlip: {"parameter": "3.weight", "bit": 0},
     ClockJump: {"seconds": 60.0},
@@ -493,7 +507,7 @@ NEEDED: dict[type[Fault], dict[str, Any]] = {
     PoisonSnapshot: {"parameter": "3.weight"},
     Scale: {"to": 3},
 }
-#: What some kinds refuse beyond the rules for all.
+#: Fields that kinds may refuse beyond the common rules.
 OWN_RULES: dict[type[Fault], tuple[str, ...]] = {
     Rack: ("rank",),
     CorruptReplica: ("during", "at_step"),
@@ -515,7 +529,9 @@ OWN_RULES: dict[type[Fault], tuple[str, ...]] = {
 def test_whatever_is_accepted_has_a_moment(
     kind: type[Fault], rank: int | str, moment: dict[str, Any]
 ) -> None:
-    """It strikes at a hook that is known before the run, or when the harness says so; and it can say when in words."""
+    """An accepted fault strikes at a hook that is known before the run, or at a moment of the
+    harness, and describes it.
+    """
     fault = kind(rank=rank, **moment, **NEEDED.get(kind, {}))
     needs_restore = rank == "healer" and (fault.during != "restore" or not fault.from_outside)
     needs_thread = not fault.from_outside and fault.during in ("detection", "regroup")
@@ -543,7 +559,7 @@ def test_whatever_is_accepted_has_a_moment(
             assert trigger.generation == (0 if at_step is not None else recovery + 1)
 
 
-# -- inside a worker ----------------------------------------------------------------------------------------------
+# -- inside a worker -------------------------------------------------------------------------------
 
 
 def _plan(generation: int, loads: list[int]) -> Plan:
@@ -562,18 +578,18 @@ def _plan(generation: int, loads: list[int]) -> Plan:
 
 
 class Stand:
-    """Hooks of one worker at a real line, whose harness answers when the test says so."""
+    """The hooks of a worker, on a real line to a harness that answers on order of the test."""
 
     def __init__(self, directory: Path, *triggers: Trigger) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.harness = InjectionLine(ours, InjectionReport)
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.harness = InjectionLine(near, InjectionReport)
         self.harness.send(ArmTriggers(triggers))
-        line = InjectionLine(theirs, InjectionOrder)
+        line = InjectionLine(far, InjectionOrder)
         self.board = Board.create()
         self.hooks = Hooks("node1.0", line, self.board, Journal(directory, "node1.0"))
 
     def enter(self, phase: str, step: int, plan: Plan, rank: int, peer: str = "") -> Thread:
-        """A thread of the worker comes to a phase."""
+        """Start a thread of the worker that enters a phase."""
         thread = Thread(
             target=self.hooks.reach,
             args=(phase, step, plan, plan.members[rank], None, peer),
@@ -583,7 +599,7 @@ class Stand:
         return thread
 
     def passes(self, phase: str, step: int, plan: Plan, rank: int) -> bool:
-        """Whether nothing stops it there."""
+        """Return True if no trigger stops the worker at the phase."""
         self.enter(phase, step, plan, rank).join(WAIT_S)
         return not await_readable([self.harness.fileno()], 0.0)
 
@@ -628,7 +644,7 @@ def test_a_worker_stops_only_where_it_is_wanted(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_stands_at_a_hook_shows_a_phase_without_a_limit(tmp_path: Path) -> None:
-    """The harness may take its time, also where ``long_limit_s`` limits declared phases."""
+    """The harness may take its time, even if ``long_limit_s`` limits declared phases."""
     stand = Stand(tmp_path, Trigger("fault0", 1, 5, "forward"))
     stand.board.enter(Phase.FORWARD)
     shown: list[Phase] = []
@@ -653,7 +669,7 @@ def test_roles_in_a_worker(tmp_path: Path) -> None:
     )
     stand = Stand(tmp_path, *triggers)
     assert stand.passes("forward", 5, FOUR, 0)
-    assert stand.passes("forward", 5, FOUR, 2)  # as many as rank 1, which is lower
+    assert stand.passes("forward", 5, FOUR, 2)  # has as many shards as rank 1, and rank 1 is lower
     stand.enter("forward", 5, FOUR, 1)
     assert stand.hook().fault == "fault0"
     stand.enter("restore", 5, FOUR, 3, peer="node1.0")
@@ -661,7 +677,7 @@ def test_roles_in_a_worker(tmp_path: Path) -> None:
 
 
 def test_two_threads_that_wait_get_their_own_answers(tmp_path: Path) -> None:
-    """The main thread in a step, another one that forms a group."""
+    """The main thread in a step and a thread that forms a group wait for different answers."""
     stand = Stand(
         tmp_path, Trigger("fault0", 1, -1, "regroup"), Trigger("fault1", 1, -1, "restore")
     )
@@ -681,7 +697,7 @@ def test_a_trigger_that_is_armed_late_and_twice(tmp_path: Path) -> None:
     assert stand.passes("backward", 5, TWO, 1)
     for _ in range(2):
         stand.harness.send(ArmTriggers((Trigger("fault0", -1, -1, "backward"),)))
-    stand.harness.send(AskThread(1))  # its answer shows that both were heard
+    stand.harness.send(AskThread(1))  # its answer shows that both orders were received
     assert await_readable([stand.harness.fileno()], WAIT_S)
     assert stand.harness.receive() == ThreadAnswered("node1.0", 1)
     waiting = stand.enter("backward", 6, TWO, 1)
@@ -693,7 +709,7 @@ def test_a_trigger_that_is_armed_late_and_twice(tmp_path: Path) -> None:
 
 
 def test_a_rank_goes_on_when_its_harness_is_gone(tmp_path: Path) -> None:
-    """The one that waits, and whoever comes to a trigger later."""
+    """A waiting rank goes on when its harness is gone, and later triggers do not stop it."""
     stand = Stand(tmp_path, Trigger("fault0", 1, 5, "reduce"), Trigger("fault1", 1, 6, "reduce"))
     waiting = stand.enter("reduce", 5, TWO, 1)
     assert stand.hook().fault == "fault0"
@@ -705,7 +721,7 @@ def test_a_rank_goes_on_when_its_harness_is_gone(tmp_path: Path) -> None:
     assert not later.is_alive()
 
 
-# -- who is where -------------------------------------------------------------------------------------------------
+# -- the roster ------------------------------------------------------------------------------------
 
 
 def _beat(worker: str, step: int, commits: int) -> Beat:
@@ -717,10 +733,10 @@ def test_the_roster_knows_the_holder_of_a_rank() -> None:
     assert roster.holder(0) is None
     roster.hear(WorkerReady("node1.0", "node1", Endpoint("host", "", 0, 101, -1)))
     roster.hear(FOUR)
-    held = roster.holder(1)
-    assert held is not None
-    assert (held.worker, held.node, held.rank, held.pid) == ("node1.0", "node1", 1, 101)
-    assert roster.holder("most_shards") == held == roster.member("node1.0")
+    holder = roster.holder(1)
+    assert holder is not None
+    assert (holder.worker, holder.node, holder.rank, holder.pid) == ("node1.0", "node1", 1, 101)
+    assert roster.holder("most_shards") == holder == roster.member("node1.0")
     roster.hear(WorkerLost("node1.0", "node1", "killed", "", 0))
     assert roster.holder(1) is None is roster.holder("most_shards")
     assert roster.holder(7) is None

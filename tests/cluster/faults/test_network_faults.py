@@ -1,4 +1,6 @@
-"""Every fault of the network on real nodes: each has a network of its own, and the evidence comes from the kernel."""
+"""Every fault of the network on real nodes: each node has a network of its own, and the evidence
+comes from the kernel.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,15 @@ from faults import (
     Preempt,
     Reset,
 )
-from faults.network.partitions import NetworkFault
 
 pytestmark = pytest.mark.chaos(substrate="netns")
 TROUBLED = f"{Path(__file__).parents[2] / 'jobs' / 'failing' / 'troubled.py'}:plain"
 AT = 10
-HEAL_S = 3.0  # three leases: by then a node that is cut off is given up, however late the coordinator looks
+HEAL_S = 3.0  # three leases: a cut-off node is given up by then, even by a late coordinator
 
 
 def run(chaos: Chaos, *faults: Fault, job: str = TROUBLED, **plan: Any) -> Outcome:
+    """Run a job that must pass; skip the test if this machine cannot do one of the faults."""
     for fault in faults:
         if reason := fault.unavailable():
             pytest.skip(reason)
@@ -56,12 +58,13 @@ def run(chaos: Chaos, *faults: Fault, job: str = TROUBLED, **plan: Any) -> Outco
 
 
 def evidence(outcome: Outcome) -> str:
+    """Return the detail of the evidence of the only fault, which must be confirmed."""
     (fault,) = outcome.faults
     assert fault.state == "confirmed"
     return next(check.detail for check in outcome.checks if check.name.startswith("evidence of "))
 
 
-# -- each of them -------------------------------------------------------------------------------------------------
+# -- each fault ------------------------------------------------------------------------------------
 
 BROKEN = [
     (Cut(rank=2, at_step=AT, heal_after_s=HEAL_S), r"the kernel has counted [1-9]\d* packets"),
@@ -91,15 +94,17 @@ WORSE = [
 ]
 
 
-def _id(value: object) -> str:
-    return value.kind if isinstance(value, Fault) else ""
+def _id(parameter: object) -> str:
+    return parameter.kind if isinstance(parameter, Fault) else ""
 
 
 @pytest.mark.parametrize(("fault", "words"), BROKEN, ids=_id)
 def test_an_unreachable_node_is_given_up(
-    chaos: Chaos, tmp_path: Path, fault: NetworkFault, words: str
+    chaos: Chaos, tmp_path: Path, fault: Cut | Reset | LinkDown, words: str
 ) -> None:
-    """An unreachable node is given up at no loss of a step, a sample or a bit; after the healing it is used again."""
+    """An unreachable node is given up without the loss of a step, a sample or a bit; it is used
+    again after the healing.
+    """
     flag = (
         node_returns(tmp_path / "back")
         if fault.heal_after_s is not None
@@ -114,11 +119,11 @@ def test_an_unreachable_node_is_given_up(
 
 @pytest.mark.parametrize(("fault", "words"), WORSE, ids=_id)
 def test_a_bad_network_costs_time_at_most(chaos: Chaos, fault: Fault, words: str) -> None:
-    """Whether a rank is given up or not, no step, sample or bit is lost."""
+    """No step, sample or bit is lost, even if a rank is given up."""
     goal = all_took_effect(chaos, 1)
     plan: dict[str, Any] = {"steps": 40, "until": goal.until, "watch": goal}
     if isinstance(fault, Bandwidth):
-        plan = {"job": "gpt", "options": {"size": "tiny"}}  # it sends more
+        plan = {"job": "gpt", "options": {"size": "tiny"}}  # this job sends more
     outcome = run(chaos, fault, **plan)
     assert re.search(words, evidence(outcome))
     assert outcome.false_alarms == outcome.lost_steps == 0
@@ -131,17 +136,19 @@ def test_every_fault_of_the_network_is_put_to_the_test() -> None:
     }
 
 
-# -- healing, and what was not there ------------------------------------------------------------------------------
+# -- healing, and faults without effect----------------------------------------------------------------------------
 
 
 @pytest.mark.promise("A worker does not commit after it, also when its agent is frozen.")
 def test_a_world_without_a_coordinator_fences_itself(chaos: Chaos) -> None:
-    """Its ranks reach each other and train on, but begin no step that they commit after the lease of their node."""
+    """Ranks without a coordinator train on, but begin no step that they commit after the lease of
+    their node.
+    """
     outage_s = 3.0
     heard_ns: dict[str, int] = {}
 
     def watch(message: Any) -> None:
-        if isinstance(message, Heartbeat):  # the lease runs from this one, or one before
+        if isinstance(message, Heartbeat):  # the lease runs from this heartbeat, or an earlier one
             heard_ns[message.node] = message.sent_ns
 
     cuts = [Cut(rank=rank, after_s=0.5, apart_from="coordinator") for rank in range(3)]
@@ -154,13 +161,19 @@ def test_a_world_without_a_coordinator_fences_itself(chaos: Chaos) -> None:
     outcome = run(chaos, *cuts, twin=False, check=False, watch=watch, **settings)
     records = read_journals(Path(outcome.directory) / "journal")
     cut_ns = max(record.t_ns for record in records if record.event == Event.INJECTED)
-    commits = {(one.source, one["step"]) for one in records if one.event == Event.COMMIT}
+    commits = {
+        (record.source, record["step"]) for record in records if record.event == Event.COMMIT
+    }
     begun = [
-        one for one in records if one.event == Event.REDUCE and (one.source, one["step"]) in commits
+        record
+        for record in records
+        if record.event == Event.REDUCE and (record.source, record["step"]) in commits
     ]
     assert max(record.t_ns for record in begun) > cut_ns, "they train on without a coordinator"
     late = [
-        one for one in begun if one.t_ns > heard_ns[one.source.rpartition(".")[0]] + outage_s * 1e9
+        record
+        for record in begun
+        if record.t_ns > heard_ns[record.source.rpartition(".")[0]] + outage_s * 1e9
     ]
     assert not late, "committed after the end of the lease"
     stopped = [record for record in records if record.event == Event.QUIESCED]
@@ -171,20 +184,20 @@ def test_a_world_without_a_coordinator_fences_itself(chaos: Chaos) -> None:
 
 
 def test_a_cut_off_node_is_heard_again_after_the_healing(chaos: Chaos, tmp_path: Path) -> None:
-    """Not before the healing is it told to end the worker that was given up meanwhile."""
+    """A cut-off node is told after the healing to end the worker that was given up meanwhile."""
     flag = node_returns(tmp_path / "back")
     outcome = run(
         chaos, Cut(rank=2, at_step=AT, heal_after_s=HEAL_S), steps=20, until=flag.until, watch=flag
     )
     records = list(read_journals(Path(outcome.directory) / "journal"))
-    (struck,) = [record for record in records if record.event == Event.INJECTED]
+    (injected,) = [record for record in records if record.event == Event.INJECTED]
     exits = [
-        one
-        for one in records
-        if one.event == Event.WORKER_EXITED and one["worker"] == struck["worker"]
+        record
+        for record in records
+        if record.event == Event.WORKER_EXITED and record["worker"] == injected["worker"]
     ]
     assert flag.is_up, "the worker was there to the end"
-    assert struck.t_ns + HEAL_S * 1e9 < exits[0].t_ns
+    assert injected.t_ns + HEAL_S * 1e9 < exits[0].t_ns
     assert exits[0]["status"] == "SIGKILL"
 
 
@@ -196,13 +209,13 @@ def test_a_cut_off_node_is_heard_again_after_the_healing(chaos: Chaos, tmp_path:
     ],
 )
 def test_a_change_that_meets_nothing_leaves_the_run_unknown(chaos: Chaos, fault: Fault) -> None:
-    """No packet ever waits at such a rate; a cut between a node and an empty set of nodes cuts nothing."""
+    """No packet ever waits at such a rate, and a cut from an empty set of nodes cuts nothing."""
     outcome = run(chaos, fault, check=False)
     assert outcome.verdict == Verdict.UNKNOWN
     assert outcome.faults[0].state != "confirmed"
 
 
-# -- other faults strike there as they do elsewhere ----------------------------------------------------------------
+# -- faults that need no network -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -217,7 +230,9 @@ def test_a_change_that_meets_nothing_leaves_the_run_unknown(chaos: Chaos, fault:
     ids=_id,
 )
 def test_a_fault_that_needs_no_network_strikes_here_too(chaos: Chaos, fault: Fault) -> None:
-    """Faults of processes take effect on nodes that have networks of their own, at no cost of a step."""
+    """Faults of processes take effect on nodes that have networks of their own, at no cost of a
+    step.
+    """
     goal = all_took_effect(chaos, 1)
     outcome = run(chaos, fault, steps=40, until=goal.until, watch=goal)
     assert evidence(outcome)
@@ -225,7 +240,7 @@ def test_a_fault_that_needs_no_network_strikes_here_too(chaos: Chaos, fault: Fau
     assert outcome.false_alarms == outcome.lost_steps == 0
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------
+# -- refused faults --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -258,7 +273,7 @@ def test_what_makes_no_sense_is_refused(fault: Fault, field: str) -> None:
     "kind", [kind for kind in CATALOGUE if kind.family == "network"], ids=lambda kind: kind.__name__
 )
 def test_a_substrate_that_cannot_do_it_refuses_it(kind: type[Fault], tmp_path: Path) -> None:
-    """Before anything is started, on any machine."""
+    """A substrate that cannot do a fault refuses it on any machine, before anything is started."""
     substrate = LocalSubstrate()
     harness = Harness(substrate, tmp_path)
     try:
@@ -276,7 +291,9 @@ def test_a_substrate_that_cannot_do_it_refuses_it(kind: type[Fault], tmp_path: P
 def test_a_plan_is_read_where_it_cannot_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """On a machine without the tool that cuts a network; it is refused when it is to be run, with the reason."""
+    """A plan is read on a machine without the tool that cuts a network, and is refused when it is
+    to be run.
+    """
     if reason := capabilities.namespaces():
         pytest.skip(reason)
     find = commands.find

@@ -1,4 +1,6 @@
-"""Real nodes that are lost, come back empty, stand still, or are short of CPU, memory, processes or disk writes."""
+"""Real nodes that are lost, come back empty, freeze, or are short of CPU, memory, processes or disk
+writes.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,13 @@ HELD = str(Path(__file__).parents[2] / "jobs" / "failing" / "held.py")
 DOOMED = str(Path(__file__).parents[2] / "jobs" / "failing" / "doomed.py")
 JOBS = Path(__file__).parents[3] / "suites" / "recovery" / "jobs.py"
 AT = 8
-THAW_S = 3.0  # three leases: by then the node is given up, however late the coordinator looks
+THAW_S = 3.0  # three leases: the node is given up by then, even by a late coordinator
 
 netns = pytest.mark.chaos(substrate="netns")
 
 
 def run(chaos: Chaos, *faults: Fault, job: str = TROUBLED, **plan: Any) -> Outcome:
-    """A run that must pass, where the machine can do all of it."""
+    """Run a job that must pass; skip the test if this machine cannot do one of the faults."""
     for fault in faults:
         try:
             fault.validate(nodes=4, steps=10**6)
@@ -61,12 +63,14 @@ def run(chaos: Chaos, *faults: Fault, job: str = TROUBLED, **plan: Any) -> Outco
 
 
 def evidence(outcome: Outcome, number: int = 0) -> str:
+    """Return the detail of the evidence of a confirmed fault, by its number in the plan."""
     assert outcome.faults[number].state == "confirmed"
     details = [check.detail for check in outcome.checks if check.name.startswith("evidence of ")]
     return details[number]
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    """Return the records of ``events`` from all journals of a run, by time."""
     return [
         record
         for record in read_journals(Path(outcome.directory) / "journal")
@@ -82,18 +86,20 @@ class Struck(NamedTuple):
 
 
 def struck(outcome: Outcome) -> Struck:
-    """By the journal: which node has which rank depends on the order in which the nodes were ready."""
+    """Return the struck worker by the journal: the node of a rank depends on the order in which
+    nodes were ready.
+    """
     worker = str(journal(outcome, Event.INJECTED)[0]["worker"])
     return Struck(worker, worker.rpartition(".")[0])
 
 
-def full_again(outcome: Outcome, nodes: int) -> bool:
-    """Whether the last membership is the full world, on whichever nodes."""
+def is_full_again(outcome: Outcome, nodes: int) -> bool:
+    """Return True if the last membership is the full world, on any nodes."""
     return len(journal(outcome, Event.PLAN)[-1]["members"]) == nodes
 
 
 def steady(nodes: int) -> dict[str, Any]:
-    """A job that trains until the world is full again."""
+    """Return settings of a job that trains until the world is full again."""
     return {
         "job": f"{JOBS}:steady",
         "options": {},
@@ -103,13 +109,13 @@ def steady(nodes: int) -> dict[str, Any]:
     }
 
 
-# -- a node that is lost ------------------------------------------------------------------------------------------
+# -- a node that is lost ---------------------------------------------------------------------------
 
 
 @netns
 @pytest.mark.parametrize("phase", ["forward", "reduce"])
 def test_a_node_is_lost_in_silence(chaos: Chaos, phase: str) -> None:
-    """Its connections do not end, as no packet leaves it any more: its lease runs out."""
+    """The lease of a node runs out if its packets are dropped, because its connections do not end."""
     outcome = run(chaos, LoseNode(rank=2, at_step=AT, phase=phase))
     assert re.search(
         r"its [1-9]\d* other processes are gone; [1-9]\d* packets from and to it", evidence(outcome)
@@ -127,7 +133,7 @@ def test_the_silence_of_a_node_needs_a_network() -> None:
     assert set(KillNode.substrates) - set(LoseNode.substrates) == {
         "local",
         "kubernetes",
-    }  # drop no packet
+    }  # these substrates drop no packets
 
 
 @pytest.mark.promise(
@@ -137,24 +143,24 @@ def test_the_silence_of_a_node_needs_a_network() -> None:
 def test_an_empty_node_comes_in_the_place_of_one_that_was_lost(
     chaos: Chaos, tmp_path: Path, substrate: str
 ) -> None:
-    """The same name, another incarnation: the next worker starts on it, as it has fewer than the other node.
+    """A node comes back under its name, as another incarnation, and the next worker starts on it.
 
-    The loss is made up for on the node that is left, before the empty one is there; so another worker is lost then.
+    Its loss is made up for on the other node before it is back; so another worker is lost then.
     """
-    back = node_returns(tmp_path / "back")
+    flag = node_returns(tmp_path / "back")
     faults = [ReplaceNode(rank=1, at_step=AT, back_after_s=0.3), Kill(rank=0, at_step=AT + 12)]
-    plan = {"gates": {str(AT + 4): back.until["file"]}, "full": 2}
+    plan = {"gates": {str(AT + 4): flag.until["file"]}, "full": 2}
     outcome = run(
-        chaos, *faults, job=HELD, options=plan, nodes=2, spares=0, watch=back, until={"world": 2}
+        chaos, *faults, job=HELD, options=plan, nodes=2, spares=0, watch=flag, until={"world": 2}
     )
     first, *_, last = journal(outcome, Event.PLAN)
     lost = next(member for member in first["members"] if member["rank"] == 1)
-    seen = re.search(
+    agents = re.search(
         rf"agent of {lost['node']} \(pid (\d+)\) .* the agent that came in its place \(pid (\d+)\)",
         evidence(outcome),
     )
-    assert seen
-    assert seen[1] != seen[2]
+    assert agents
+    assert agents[1] != agents[2]
     assert {member["node"] for member in last["members"]} == {"node0", "node1"}
     assert lost["worker"] not in {member["worker"] for member in last["members"]}
     assert outcome.false_alarms == outcome.lost_steps == 0
@@ -165,7 +171,7 @@ def test_an_empty_node_comes_in_the_place_of_one_that_was_lost(
 )
 @netns
 def test_a_node_that_comes_back_before_its_loss_is_known_waits(chaos: Chaos) -> None:
-    """The coordinator still counts on the one before: the new agent is refused until that one's lease is over."""
+    """A new agent is refused until the lease of the agent before it is over."""
     goal = all_took_effect(chaos, 1)
     plan = steady(3) | {
         "until": goal.until | {"world": 3},
@@ -175,10 +181,10 @@ def test_a_node_that_comes_back_before_its_loss_is_known_waits(chaos: Chaos) -> 
     }
     outcome = run(chaos, ReplaceNode(rank=1, at_step=AT, back_after_s=0.0), **plan)
     assert evidence(outcome)
-    assert full_again(outcome, 3)
+    assert is_full_again(outcome, 3)
 
 
-# -- racks --------------------------------------------------------------------------------------------------------
+# -- racks -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("substrate", ["local", pytest.param("netns", marks=netns)])
@@ -199,9 +205,12 @@ def test_a_rack_is_lost_at_once(chaos: Chaos, substrate: str) -> None:
     "the first nodes of all racks keep copies of the state before the second of any does"
 )
 def test_a_rack_takes_only_one_of_two_copies(chaos: Chaos, tmp_path: Path) -> None:
-    """In the step in which it is lost the workers of the other rack tear their state: only the copy there brings it
-    back. A step later the nodes that are left would have copies anew, wherever those before them were."""
-    doom = {
+    """The copy in the other rack brings the state back when a rack is lost.
+
+    The workers there tear their state in the same step. A step later they would have new copies,
+    wherever the older ones were.
+    """
+    options = {
         "fatal": {str(AT): [2, 3]},
         "copied": [2],
         "marker": str(tmp_path / "ended"),
@@ -219,25 +228,27 @@ def test_a_rack_takes_only_one_of_two_copies(chaos: Chaos, tmp_path: Path) -> No
     def watch(message: Any) -> None:
         if isinstance(
             message, AtHook
-        ):  # rank 0 stands: the others come to the end of the step, however late
-            torn = [Path(f"{doom['marker']}.{AT}.{rank}") for rank in (2, 3)]
+        ):  # rank 0 waits at its hook, so the others reach the end of the step
+            torn = [Path(f"{options['marker']}.{AT}.{rank}") for rank in (2, 3)]
             wait_until(lambda: all(file.exists() for file in torn), "ranks 2 and 3 in their update")
 
     settings |= {"watch": watch, "deadline_s": 90.0, "max_lost_steps": 1}
-    outcome = chaos.run(DOOMED, faults=[fault], options=doom, twin=False, check=False, **settings)
+    outcome = chaos.run(
+        DOOMED, faults=[fault], options=options, twin=False, check=False, **settings
+    )
     problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert problems == ["no false alarm"], (
         outcome.directory
-    )  # that the job kills itself is planned by nobody
+    )  # the job's own kills are not planned faults
     sources = {record["source"] for record in journal(outcome, Event.RESTORED)}
     assert any(source.startswith("memory") for source in sources), sources
-    same = {"nodes": 4, "steps": 20}
-    twin = chaos.harness.twin(plan_experiment(DOOMED, options={"step_s": 0.05}, **same))
+    common = {"nodes": 4, "steps": 20}
+    twin = chaos.harness.twin(plan_experiment(DOOMED, options={"step_s": 0.05}, **common))
     assert [point.loss for point in outcome.steps] == twin.losses, outcome.directory
 
 
 def test_a_rack_must_be_known() -> None:
-    with pytest.raises(BadInput, match="rack_nodes=0: say how many nodes a rack has"):
+    with pytest.raises(BadInput, match="rack_nodes=0: give the number of nodes of a rack"):
         plan_experiment(TROUBLED, nodes=4, steps=20, faults=[Rack(rank=1, at_step=2)])
     planned = plan_experiment(
         TROUBLED, nodes=4, steps=20, rack_nodes=2, faults=[Rack(rank=1, at_step=2)]
@@ -248,13 +259,15 @@ def test_a_rack_must_be_known() -> None:
     assert planned.config.rack("left") == "left"
 
 
-# -- a node that stands still -------------------------------------------------------------------------------------
+# -- a frozen node ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("substrate", ["local", pytest.param("netns", marks=netns)])
 def test_the_freezer_makes_a_zombie(chaos: Chaos, tmp_path: Path, substrate: str) -> None:
-    """A node in the freezer is given up when its lease ends; after the thaw it is heard again, and nothing that
-    its old worker did counts."""
+    """A node in the freezer is given up when its lease ends, and is taken back after the thaw.
+
+    No commit of its old worker counts after that.
+    """
     flag = node_returns(tmp_path / "back")
     fault = FreezeNode(rank=1, at_step=AT, how="cgroup", thaw_after_s=THAW_S)
     outcome = run(chaos, fault, until=flag.until, watch=flag)
@@ -271,12 +284,12 @@ def test_the_freezer_makes_a_zombie(chaos: Chaos, tmp_path: Path, substrate: str
 
 
 def test_a_node_in_the_freezer_ends_with_the_run(chaos: Chaos) -> None:
-    """A node whose thaw is due after the end of the run is ended with it."""
+    """A node with a thaw due after the end of the run is ended with the run."""
     outcome = run(chaos, FreezeNode(rank=1, at_step=AT, how="cgroup", thaw_after_s=3600.0))
     assert outcome.faults[0].undone
 
 
-# -- limits -------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 def test_a_node_with_little_cpu_time_is_slow_and_no_rank_is_blamed(chaos: Chaos) -> None:
@@ -297,15 +310,17 @@ def test_a_node_without_memory_loses_processes(chaos: Chaos, tmp_path: Path) -> 
     outcome = run(
         chaos, LimitMemory(rank=2, at_step=AT, lift_after_s=0.5), until=flag.until, watch=flag
     )
-    told = rf"the kernel killed [1-9]\d* processes of {struck(outcome).node} for want of memory"
-    assert re.fullmatch(told, evidence(outcome))
+    pattern = rf"the kernel killed [1-9]\d* processes of {struck(outcome).node} for want of memory"
+    assert re.fullmatch(pattern, evidence(outcome))
     assert outcome.recoveries
     assert outcome.false_alarms == outcome.lost_steps == 0
 
 
 def test_a_node_that_can_start_nothing_starts_again_later(chaos: Chaos) -> None:
-    """A refused fork is a problem of one node, not of the job; and the others do not wait again and again for a rank
-    that has no thread for its group."""
+    """A refused fork is a problem of one node, not of the job.
+
+    The other ranks do not wait repeatedly for a rank that has no thread for its group.
+    """
     faults = [LimitPids(rank=2, at_step=AT, lift_after_s=1.0), Kill(rank=2, at_step=AT + 2)]
     outcome = run(chaos, *faults, **steady(3), spares=0)
     assert re.fullmatch(
@@ -316,8 +331,8 @@ def test_a_node_that_can_start_nothing_starts_again_later(chaos: Chaos) -> None:
         [member["worker"] for member in record["members"]]
         for record in journal(outcome, Event.PLAN)
     ]
-    assert all(one != next_one for one, next_one in pairwise(worlds))
-    assert full_again(outcome, 3)
+    assert all(world != next_world for world, next_world in pairwise(worlds))
+    assert is_full_again(outcome, 3)
     assert outcome.false_alarms == outcome.lost_steps == 0
 
 
@@ -344,7 +359,7 @@ def test_a_limit_that_never_bites_leaves_the_run_unknown(chaos: Chaos, fault: Fa
     assert outcome.faults[0].state == "not observed"
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------
+# -- refused faults --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""A fault class of a user's own that is wrong: the run is an error that names the place, and it is in the report."""
+"""A run with a faulty fault class of a user is an error that names the place, in the output and in
+the report.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ LINE = next(number for number, line in enumerate(SUITE.splitlines(), 1) if line.
         (
             "test_command[text]",
             11,
-            "inject yields 'it was slow', which is no faults.evidence.Evidence (PLACE:",
+            "inject yielded 'it was slow', which is not a faults.evidence.Evidence (PLACE:",
         ),
         (
             "test_command[gone]",
@@ -93,17 +95,17 @@ def test_a_fault_that_is_wrong_is_named(tmp_path: Path, test: str, status: int, 
     file, report = tmp_path / "test_own.py", tmp_path / "report"
     file.write_text(SUITE)
     arguments = [f"{file}::{test}", "-q", "-p", "no:cacheprovider", f"--chaos-report={report}"]
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ended.returncode == status, ended.stdout
-    lines = [line for line in ended.stdout.splitlines() if line.startswith("  - ")]
-    assert any(told.replace("PLACE", str(file)) in line for line in lines), ended.stdout
-    assert "Traceback" not in ended.stdout
+    assert process.returncode == status, process.stdout
+    lines = [line for line in process.stdout.splitlines() if line.startswith("  - ")]
+    assert any(told.replace("PLACE", str(file)) in line for line in lines), process.stdout
+    assert "Traceback" not in process.stdout
     page = (report / "report.html").read_text()
     assert "Own(rank=" in page
     assert ("could not act" in page) is (status == 11)

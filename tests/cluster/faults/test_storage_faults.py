@@ -1,4 +1,4 @@
-"""Faults of checkpoints: what they refuse before anything starts, what they do, and what is no evidence."""
+"""Faults of checkpoints: refusals before the start, effects, and cases without evidence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DISK = {"target": "/tmp/chaoskit-not-used"}
 S3 = {"target": "s3://bucket/job"}
 
 
-# -- breakpoints --------------------------------------------------------------------------------------------------
+# -- breakpoints -----------------------------------------------------------------------------------
 
 
 def test_boundaries_are_named_once() -> None:
@@ -50,7 +50,7 @@ def test_boundaries_are_named_once() -> None:
 
 
 def test_the_first_thread_that_comes_stands_and_others_go_by() -> None:
-    """A breakpoint stops the first thread that comes to its place, says where it stands, and stops no other."""
+    """A breakpoint stops the first thread that reaches it, reports its place, and stops no other."""
     over, stood, gone_on = threading.Event(), list[str](), threading.Event()
     breakpoints = Breakpoints(patience_s=3600.0, over=over)
     breakpoints.reach("commit")
@@ -63,7 +63,7 @@ def test_the_first_thread_that_comes_stands_and_others_go_by() -> None:
 
     threading.Thread(target=reach, daemon=True).start()
     wait_until(lambda: stood, "a thread at the breakpoint")
-    breakpoints.reach("commit")  # the second one is not held up
+    breakpoints.reach("commit")  # the second thread passes
     assert not gone_on.is_set()
     assert len(stood) == 1
     assert stood[0].endswith("stood at 'commit'")
@@ -79,7 +79,7 @@ def test_a_thread_that_is_not_killed_goes_on() -> None:
     assert len(stood) == 1
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------
+# -- refused faults --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_thread_that_is_not_killed_goes_on() -> None:
 def test_what_can_never_strike_is_refused_before_anything_starts(
     tmp_path: Path, job: str, fault: Fault, settings: dict[str, Any], field: str
 ) -> None:
-    """A fault of storage that cannot strike this job is refused, with the field that keeps it from striking."""
+    """A fault of storage that cannot strike this job is refused, with the field that prevents it."""
     if fault.unavailable():
         pytest.skip(fault.unavailable())
     if "disk" in settings:
@@ -144,7 +144,7 @@ def test_what_can_never_strike_is_refused_before_anything_starts(
     assert refused.value.field == field
 
 
-# -- damage -------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 def store(tier: DiskTier, *steps: int) -> None:
@@ -154,18 +154,20 @@ def store(tier: DiskTier, *steps: int) -> None:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_a_damaged_snapshot_is_passed_over(tmp_path: Path, how: str) -> None:
-    """A snapshot that is damaged in any of these ways is set aside, and the one before it is found."""
+    """A snapshot that is damaged in any of these ways is set aside, and the snapshot before it is
+    read.
+    """
     tier = DiskTier(tmp_path)
     store(tier, 5, 10)
     assert "step-000000010" in damage(tier.root, how)
-    found = DiskTier(tmp_path).newest_verified()
-    assert found.snapshot.manifest.step == 5
-    assert [one.step for one in found.lost] == [10]
+    search = DiskTier(tmp_path).newest_verified()
+    assert search.snapshot.manifest.step == 5
+    assert [snapshot.step for snapshot in search.lost] == [10]
 
 
 @pytest.mark.parametrize(("how", "steps"), [("bit", []), ("older", [5])])
 def test_nothing_to_damage(tmp_path: Path, how: str, steps: list[int]) -> None:
-    """Where there is nothing to damage, nothing is changed."""
+    """The directory stays unchanged if it has no snapshot to damage."""
     tier = DiskTier(tmp_path)
     store(tier, *steps)
     with pytest.raises(FileNotFoundError):
@@ -173,11 +175,14 @@ def test_nothing_to_damage(tmp_path: Path, how: str, steps: list[int]) -> None:
     assert len(tier.snapshots().snapshots) == len(steps)
 
 
-# -- a part that never comes --------------------------------------------------------------------------------------
+# -- a part that never comes -----------------------------------------------------------------------
 
 
 def test_a_part_that_was_never_copied_is_not_waited_for(tmp_path: Path) -> None:
-    """A node that had no room for a snapshot in memory stores the next one: a part that never comes ends its save."""
+    """A save that lacks a part ends when its node stores the next snapshot.
+
+    The node had no room for the first one in memory.
+    """
     journal = Journal(tmp_path / "journal", "any")
     savers = [
         Saver(
@@ -228,10 +233,10 @@ def _fail(error: BaseException) -> None:
 
 
 def _ignore(boundary: str) -> None:
-    """No thread stands there."""
+    """Let each thread pass the boundary."""
 
 
-# -- the proxy of a run -------------------------------------------------------------------------------------------
+# -- the proxy of a run ----------------------------------------------------------------------------
 
 
 def test_the_proxy_ends_with_the_run_however_that_ends(
@@ -257,11 +262,13 @@ def test_the_proxy_ends_with_the_run_however_that_ends(
         assert nothing is None
 
 
-# -- no evidence --------------------------------------------------------------------------------------------------
+# -- no evidence -----------------------------------------------------------------------------------
 
 
 def test_a_boundary_that_is_never_reached_is_no_evidence(chaos: Chaos, tmp_path: Path) -> None:
-    """Too few snapshots for one to be pruned: no process is killed, and nothing is proven."""
+    """No process is killed and there is no evidence if too few snapshots are stored for one to be
+    pruned.
+    """
     disk = {"target": str(tmp_path), "every_steps": 10, "keep_last": 3}
     fault = TornWrite(rank=0, at_step=8, boundary="prune")
     options = {"size": "tiny"}

@@ -1,4 +1,6 @@
-"""Plans of faults that Hypothesis draws: all of them can be survived, and they hold what plans should."""
+"""Plans of faults that Hypothesis draws: a run can survive all of them, and they cover the required
+cases.
+"""
 
 from __future__ import annotations
 
@@ -64,9 +66,10 @@ def test_every_plan_is_valid_and_leaves_survivors(
 def test_the_rule_holds_in_a_model_of_shrinking_worlds(
     data: st.DataObject, nodes: int, survivors: int
 ) -> None:
-    """Ranks as the control plane gives them: survivors keep theirs, the highest fill the holes, joiners come any time.
+    """A survivable plan leaves the promised number of first processes, however its faults fall.
 
-    However the faults of a survivable plan fall, as many processes of the beginning as promised are left.
+    The model gives ranks as the control plane does: survivors keep theirs, the highest fill the
+    holes, joiners come any time.
     """
     survivors = min(survivors, nodes - 1)
     wild = fault_plans(
@@ -74,11 +77,14 @@ def test_the_rule_holds_in_a_model_of_shrinking_worlds(
     )
     plan = data.draw(wild)
     world = [f"first{rank}" for rank in range(nodes)]
-    chance = data.draw(st.randoms(use_true_random=False))
-    struck = [
-        one for fault in plan if reach(fault) != "nothing" for one in fault.expand(nodes, chance)
+    generator = data.draw(st.randoms(use_true_random=False))
+    striking = [
+        single
+        for fault in plan
+        if reach(fault) != "nothing"
+        for single in fault.expand(nodes, generator)
     ]
-    for number, fault in enumerate(data.draw(st.permutations(struck))):
+    for number, fault in enumerate(data.draw(st.permutations(striking))):
         hole = (
             data.draw(st.integers(0, len(world) - 1)) if fault.rank == "most_shards" else fault.rank
         )
@@ -101,7 +107,7 @@ FEW = (Kill, Raise, NaN, Hang)
 
 @pytest.fixture(scope="module", params=["few kinds", "all kinds"])
 def plans(request: pytest.FixtureRequest) -> list[Plan]:
-    """Some hundred plans, the same every time."""
+    """Return some hundred plans, the same every time."""
     kinds = FEW if request.param == "few kinds" else None
     drawn: list[Plan] = []
 
@@ -116,8 +122,8 @@ def plans(request: pytest.FixtureRequest) -> list[Plan]:
     return drawn
 
 
-def _found(condition: Callable[[Plan], bool]) -> Plan:
-    """The simplest plan of which it is true; the search fails where there is none."""
+def _simplest(condition: Callable[[Plan], bool]) -> Plan:
+    """Return the simplest plan for which ``condition`` is true; the search fails if there is none."""
     plans = fault_plans(nodes=3, steps=20, most=5, parameters=PARAMETERS, kinds=FEW, sure=False)
     return find(
         plans,
@@ -139,7 +145,9 @@ def _found(condition: Callable[[Plan], bool]) -> Plan:
     ],
 )
 def test_plans_cover_what_they_should(plans: list[Plan], condition: Callable[[Plan], bool]) -> None:
-    """In one step, on one rank in one step, the same ranks again and again, rank 0."""
+    """Plans cover faults in one step, on one rank in one step, on the same ranks repeatedly, and on
+    rank 0.
+    """
     assert any(condition(plan) for plan in plans)
 
 
@@ -153,7 +161,7 @@ def test_each_kind_is_drawn(plans: list[Plan]) -> None:
     "condition",
     [
         lambda fault: fault.after_s is not None,
-        lambda fault: fault.after_s is not None and fault.kind == "Raise",  # has to be armed
+        lambda fault: fault.after_s is not None and fault.kind == "Raise",  # must be armed
         *(lambda fault, phase=phase: fault.during == phase for phase in STRIKE_PHASES),
         lambda fault: fault.recovery == 2,
         lambda fault: fault.rank == "most_shards",
@@ -186,7 +194,10 @@ def test_kinds_of_another_substrate_are_drawn_and_valid(kind: type[Fault]) -> No
 @settings(deadline=None, max_examples=300)
 @given(data=st.data(), nodes=st.integers(2, 6), steps=st.integers(1, 60))
 def test_each_fault_of_a_plan_strikes(data: st.DataObject, nodes: int, steps: int) -> None:
-    """At a rank that is there though each fault before it cost one, some steps apart, or in a sure recovery."""
+    """Each fault strikes a rank that exists although each fault before it cost one rank.
+
+    The faults are some steps apart, or in a recovery that is sure to come.
+    """
     plan = data.draw(fault_plans(nodes=nodes, steps=steps, parameters=PARAMETERS), label="plan")
     assert all(fault.after_s is None for fault in plan)
     assert all(
@@ -238,7 +249,7 @@ def test_a_plan_holds_what_its_substrate_can_do() -> None:
 
 
 def test_a_fault_that_heals_outlasts_two_heartbeats_of_the_run() -> None:
-    """Between two heartbeats a link may carry nothing: what is over by then leaves no evidence."""
+    """A link may be idle between two heartbeats: a shorter fault would leave no evidence."""
 
     @settings(
         max_examples=100, phases=[Phase.generate], database=None, derandomize=True, deadline=None
@@ -282,45 +293,53 @@ def test_the_same_exception_at_an_unknown_moment_may_fall_into_any_step() -> Non
 
 
 def test_plans_shrink_to_the_simplest() -> None:
-    """Fewer faults, simpler kinds, lower ranks, earlier steps, the default phase."""
-    assert _found(lambda plan: len(plan) >= 1) == (Kill(rank=0, at_step=0),)
-    assert _found(lambda plan: any((fault.at_step or 0) >= 7 for fault in plan)) == (
+    """Plans shrink to fewer faults, simpler kinds, lower ranks, earlier steps, and the default
+    phase.
+    """
+    assert _simplest(lambda plan: len(plan) >= 1) == (Kill(rank=0, at_step=0),)
+    assert _simplest(lambda plan: any((fault.at_step or 0) >= 7 for fault in plan)) == (
         Kill(rank=0, at_step=7),
     )
-    assert _found(lambda plan: any(fault.rank == 2 for fault in plan)) == (Kill(rank=2, at_step=0),)
-    assert _found(lambda plan: any(isinstance(fault, Raise) for fault in plan)) == (
+    assert _simplest(lambda plan: any(fault.rank == 2 for fault in plan)) == (
+        Kill(rank=2, at_step=0),
+    )
+    assert _simplest(lambda plan: any(isinstance(fault, Raise) for fault in plan)) == (
         Raise(rank=0, at_step=0),
     )
 
 
-# -- kinds ----------------------------------------------------------------------------------------------------------
+# -- kinds -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unheard(Fault):
-    """A kind that nobody has said how to draw."""
+class UnknownKind(Fault):
+    """A kind without a recipe and without a reach."""
 
     force: float
 
 
 @pytest.mark.parametrize("kind", left_out())
 def test_kinds_that_no_plan_holds(kind: str) -> None:
-    """Not a failure, but nothing to forget: each kind of the catalogue without a recipe is named here."""
+    """A kind of the catalogue without a recipe is listed as a skipped test, so that it is not
+    forgotten.
+    """
     pytest.skip(f"{kind} has no entry in faults.strategies.RECIPES and faults.survival.REACH")
 
 
 def test_a_new_kind_is_left_out_until_it_has_a_recipe() -> None:
-    assert left_out((*CATALOGUE, Unheard)) == sorted([*left_out(), "Unheard"])
-    with pytest.raises(BadInput, match="Unheard"):
-        fault_plans(nodes=3, steps=9, kinds=[Kill, Unheard])
+    assert left_out((*CATALOGUE, UnknownKind)) == sorted([*left_out(), "UnknownKind"])
+    with pytest.raises(BadInput, match="UnknownKind"):
+        fault_plans(nodes=3, steps=9, kinds=[Kill, UnknownKind])
 
 
 def test_a_kind_of_unknown_reach_counts_as_the_worst() -> None:
-    """Two unknown faults may take two nodes, and every replacement: only their number can save the run."""
-    one = Unheard(rank=1, at_step=3, force=1.0)
-    assert reach(one) == "node"
-    assert survivable([one], nodes=2)
-    assert not survivable([one, one], nodes=2)
+    """Two faults of unknown reach may take two nodes and every replacement: only their number can
+    save the run.
+    """
+    unknown = UnknownKind(rank=1, at_step=3, force=1.0)
+    assert reach(unknown) == "node"
+    assert survivable([unknown], nodes=2)
+    assert not survivable([unknown, unknown], nodes=2)
     assert survivable([Kill(rank=1, at_step=3)] * 5, nodes=2)
 
 
@@ -346,19 +365,19 @@ def test_a_plan_that_can_hit_no_rank_is_refused(nodes: int, survivors: int) -> N
 
 
 def test_faults_do_not_need_hypothesis() -> None:
-    """Whoever only breaks things does not wait for it."""
+    """The import of faults does not import Hypothesis, which takes time."""
     code = "import sys, faults, faults.survival; sys.exit('hypothesis' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_strategies_without_hypothesis_name_the_extra() -> None:
-    """Hypothesis is no dependency of chaoskit."""
+    """Hypothesis is no dependency of chaoskit, and the error names the extra to install."""
     code = "import sys; sys.modules['hypothesis'] = None; import faults.strategies"
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    assert ended.returncode == 1
+    assert process.returncode == 1
     assert (
-        ended.stderr.splitlines()[-1]
+        process.stderr.splitlines()[-1]
         == "ImportError: plans are drawn by Hypothesis: pip install 'chaoskit[plans]'"
     )

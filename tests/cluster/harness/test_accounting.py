@@ -1,4 +1,4 @@
-"""Where the time goes: every nanosecond of a run is spent once, on what it was really spent on."""
+"""The account of a run: every nanosecond is counted once, under its true cause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from faults import Hang, Kill
 MS = 1_000_000
 
 
-#: A loss of which no rank of the next world is ready; without the time of the first step after it.
+#: A loss after which no rank of the next world is ready, without the time of the next step.
 WAITED_FOR: dict[str, Any] = {
     "cause": "exited",
     "injected": True,
@@ -48,7 +48,10 @@ WAITED_FOR |= {
 
 
 class Script:
-    """Writes the journals of a run of which it is known where the time goes. All steps take ``step_ms``."""
+    """A writer of the journals of a run with a known account.
+
+    All steps take ``step_ms``.
+    """
 
     def __init__(self, step_ms: int, world: int) -> None:
         self.step_ms, self.full, self.world = step_ms, world, world
@@ -61,7 +64,7 @@ class Script:
         self.workers = world
         self.history: list[
             tuple[int, bool, int]
-        ] = []  # of plain steps: productive time, in a small world?, stall
+        ] = []  # plain steps: productive ms, in a small world?, stall in ms
 
     def write(self, event: Event | str, source: str = "coordinator", **fields: Any) -> None:
         self.records.append(Record(self.t_ms * MS, source, str(event), fields))
@@ -91,7 +94,7 @@ class Script:
         self.write(Event.SETTLED, generation=1)
 
     def commit(self, took_ms: int, stall_ms: int = 0) -> None:
-        """The ranks commit one after the other, in the last third of the step at most."""
+        """Let the ranks commit one after the other, in the last third of the step at most."""
         skew_ms = took_ms // (3 * self.world)
         self.t_ms += took_ms - skew_ms * (self.world - 1)
         for rank, name in enumerate(self.names):
@@ -130,7 +133,7 @@ class Script:
         self.write(Event.INJECTED, "harness", fault=fault, worker=worker, what=what, nodes=nodes)
 
     def lose(self, loss: dict[str, Any]) -> None:
-        """A rank is lost in the middle of a step; with ``back`` the training goes back so many steps."""
+        """Lose a rank in the middle of a step; with ``back``, training goes back so many steps."""
         cause, victim, before = loss["cause"], self.names[-1], self.world
         struck_ms, notice_ms = min(loss["struck"], self.step_ms), loss["notice"]
         if loss["injected"]:
@@ -162,7 +165,7 @@ class Script:
         self.spend("regrouped", cause, loss["form"] // 2)
         if (
             loss["early"] and self.world > 1
-        ):  # one rank has the state before another has built its group
+        ):  # a rank restores its state before another has built its group
             self.write(Event.RESTORED, self.names[-1], generation=self.generation, rank=0)
         self.spend("regrouped", cause, loss["form"] - loss["form"] // 4 - loss["form"] // 2)
         self.write(Event.REGROUPED, self.names[0], generation=self.generation, rank=0)
@@ -183,7 +186,7 @@ class Script:
             self.degraded_ms -= was_ms + stall_ms if small else 0
 
     def resize(self, steps: int, took_ms: int) -> None:
-        """A planned change, which comes into effect some steps later."""
+        """Change the world by plan, with effect some steps later."""
         self.generation += 1
         self.workers += 1
         before, old = self.names, self.generation - 1
@@ -255,7 +258,7 @@ def test_time_is_spent_on_what_it_was_spent_on(
                 script.lose(act)
             else:
                 script.resize(act["steps"], act["first"])
-            script.history.clear()  # what a first step was spent on is not simple: nothing goes back beyond it
+            script.history.clear()  # a first step is spent on several parts: no loss goes back beyond it
             script.good_step()
             script.remember()
     account = script.account(closing_ms)
@@ -266,10 +269,12 @@ def test_time_is_spent_on_what_it_was_spent_on(
     assert_adds_up(account)
 
 
-def assert_equal(told_s: dict[str, float], expected_ms: Counter[str]) -> None:
-    """But for the fractions of a millisecond that a usual step has in a smaller world."""
-    for name in {*told_s, *expected_ms}:
-        assert told_s.get(name, 0) * 1000 == pytest.approx(expected_ms[name], abs=10), name
+def assert_equal(booked_s: dict[str, float], expected_ms: Counter[str]) -> None:
+    """Assert that the accounts are equal, up to the fractions of a millisecond that a step has in a
+    smaller world.
+    """
+    for name in {*booked_s, *expected_ms}:
+        assert booked_s.get(name, 0) * 1000 == pytest.approx(expected_ms[name], abs=10), name
 
 
 def assert_adds_up(account: TimeAccount) -> None:
@@ -279,7 +284,7 @@ def assert_adds_up(account: TimeAccount) -> None:
     )
     assert min(0.0, *account.lost_s.values(), *(seconds for _, seconds in account.parts())) >= 0
     ratios = (0.0, account.goodput, account.ettr_wall, account.ettr_productive, 1.0)
-    assert all(one <= other + 1e-9 for one, other in pairwise(ratios))
+    assert all(ratio <= next_ratio + 1e-9 for ratio, next_ratio in pairwise(ratios))
     assert (
         0
         <= account.missing_s
@@ -300,7 +305,7 @@ commit = st.fixed_dictionaries(
     }
 )
 members = st.lists(workers, unique=True).map(
-    lambda names: [{"worker": one, "rank": 0, "node": "n"} for one in names]
+    lambda names: [{"worker": name, "rank": 0, "node": "n"} for name in names]
 )
 any_records = st.lists(
     st.tuples(
@@ -351,9 +356,9 @@ any_records = st.lists(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_records, st.booleans(), st.integers(0, 10**9))
-def test_any_journal_adds_up(told: list[Any], ordered: bool, more_ns: int) -> None:
-    """Also one that makes no sense, and records that come late."""
-    records = [Record(t_ns, "x", str(event), fields) for t_ns, (event, fields) in told]
+def test_any_journal_adds_up(lines: list[Any], ordered: bool, more_ns: int) -> None:
+    """The parts add up for any journal, for one that makes no sense, and for late records."""
+    records = [Record(t_ns, "x", str(event), fields) for t_ns, (event, fields) in lines]
     records = sorted(records, key=lambda record: record.t_ns) if ordered else records
     accountant = Accountant(0)
     last_ns = 0
@@ -379,7 +384,7 @@ def test_any_journal_adds_up(told: list[Any], ordered: bool, more_ns: int) -> No
 def test_phases_of_recoveries_add_up_to_the_recoveries(
     acts: list[dict[str, Any]], swaps: list[tuple[int, int]], looks: set[int]
 ) -> None:
-    """Whenever somebody looks, and in whatever order the records come."""
+    """The phases add up at any time, and for any order of the records."""
     script = Script(100, 3)
     script.begin(0, 0, 0)
     script.records[0].fields["spares"] = 1
@@ -389,14 +394,14 @@ def test_phases_of_recoveries_add_up_to_the_recoveries(
         script.good_step()
     records = script.records
     for swap in swaps:
-        one, other = (place % len(records) for place in swap)
-        records[one], records[other] = records[other], records[one]
+        first, second = (place % len(records) for place in swap)
+        records[first], records[second] = records[second], records[first]
     times = RecoveryTimes()
     accountant = Accountant(0, on_setback=times.observe)
     for place, record in enumerate(records):
         accountant.take_in(record)
         if place in looks:
-            times.look()
+            times.count_later_phases()
         assert_recoveries_add_up(times)
 
 
@@ -408,10 +413,10 @@ def assert_recoveries_add_up(times: RecoveryTimes) -> None:
 
 
 def test_a_record_that_comes_late_moves_no_recovery() -> None:
-    """A rank's commit of the first good step is read after another rank's next one."""
+    """A commit of the first good step may be read after another rank's next commit."""
     script = Script(100, 2)
     script.begin(0, 0, 0)
-    script.records[0].fields["spares"] = 1  # of which there is none again
+    script.records[0].fields["spares"] = 1  # no spare becomes ready again
     script.good_step()
     script.lose(WAITED_FOR | {"first": 90})
     script.good_step()
@@ -422,14 +427,16 @@ def test_a_record_that_comes_late_moves_no_recovery() -> None:
     accountant = Accountant(on_setback=times.observe)
     for record in script.records:
         accountant.take_in(record)
-        times.look()
+        times.count_later_phases()
         assert_recoveries_add_up(times)
     (setback,) = accountant.setbacks
     assert times.total.sum_ns == 435 * MS == round((setback.seconds or 0) * 1e9)
 
 
 def test_the_ratios_of_the_last_minutes() -> None:
-    """A fault that is long over is not in them; time counts when it was spent, also if it turns out to be lost."""
+    """The ratios omit a fault that is long over; time counts when it was spent, even if it turns
+    out to be lost.
+    """
     script = Script(1000, 2)
     script.begin(5000, 0, 0)
     for _ in range(10):
@@ -464,9 +471,7 @@ def test_the_ratios_of_the_last_minutes() -> None:
         accountant.take_in(record)
     now_ns = script.t_ms * MS
     assert accountant.recently(4.0, now_ns).goodput == pytest.approx(1.0)
-    assert accountant.recently(8.0, now_ns).goodput == pytest.approx(
-        5 / 8
-    )  # three steps were in vain
+    assert accountant.recently(8.0, now_ns).goodput == pytest.approx(5 / 8)  # three steps were lost
     whole, parts = accountant.account(now_ns), accountant.recently(3000.0, now_ns)
     assert (parts.goodput, parts.ettr_wall) == (
         pytest.approx(whole.goodput),
@@ -494,7 +499,7 @@ def test_the_ratios_say_what_they_say() -> None:
 
 
 def test_a_loss_after_the_commit_of_the_others_costs_no_step() -> None:
-    """They commit what seemed to be interrupted."""
+    """The other ranks commit the step that seemed to be interrupted."""
     script = Script(100, 2)
     script.begin(0, 0, 0)
     script.good_step()
@@ -526,7 +531,9 @@ def test_a_loss_after_the_commit_of_the_others_costs_no_step() -> None:
 def test_a_loss_is_the_doing_of_what_struck_that_worker(
     strikes: list[Any], expected: tuple[str, int]
 ) -> None:
-    """Whatever struck another one before. Nothing struck it: the last usual step before the notice was interrupted.
+    """A loss is caused by the fault that struck its worker, whatever struck other workers before.
+
+    If no fault did, the last usual step before the notice was interrupted.
 
     Args:
         expected: fault, and when it began after the last commit, in milliseconds.
@@ -571,7 +578,9 @@ def test_a_loss_is_the_doing_of_a_later_act_of_a_fault() -> None:
 @pytest.mark.slow
 @pytest.mark.promise("the parts add up to the wall time, to the nanosecond")
 def test_a_real_run_adds_up(chaos: Any, tmp_path: Path) -> None:
-    """The account of a run covers its wall time, and agrees with the timeline, which reads the same records."""
+    """The account of a run covers its wall time, and agrees with the timeline, which reads the same
+    records.
+    """
     plan: dict[str, Any] = {"steps": 20, "until": {"spares": 1}, "options": {"schedule_steps": 20}}
     outcome = chaos.run(
         "gpt", nodes=2, spares=1, twin=False, faults=[Kill(rank=1, at_step=8)], **plan
@@ -583,9 +592,7 @@ def test_a_real_run_adds_up(chaos: Any, tmp_path: Path) -> None:
     assert (account.failures, account.steps) == (1, 20)
     recovery = outcome.recovery
     for span in recovery.spans:
-        if (
-            span.name in RECOVERY_PHASES[:4]
-        ):  # the same as the timeline says, which reads the journals in its own way
+        if span.name in RECOVERY_PHASES[:4]:  # the timeline reads the journals in its own way
             assert account.recovery_s[span.name] == pytest.approx(span.seconds, abs=0.001)
     between_commits_s = sum(
         point.seconds for point in outcome.steps[1:]
@@ -604,15 +611,15 @@ def test_a_real_run_adds_up(chaos: Any, tmp_path: Path) -> None:
     console = Console(width=200, file=paper)
     console.print(render_account(account))
     console.print(render_summary([outcome]))
-    said = paper.getvalue()
+    printed = paper.getvalue()
     for convention in ("per wall-clock hour", "per productive hour", "productive / wall time"):
         assert convention in page
-        assert convention in said
+        assert convention in printed
 
 
 @pytest.mark.promise("*Degraded* is the productive time with fewer ranks than the full world")
 def test_a_real_hang_is_a_cause_and_a_smaller_world_is_seen(chaos: Any) -> None:
-    """The time without progress is booked on the cause; steps of one rank of two count as degraded."""
+    """The time without progress counts for its cause; steps of one rank of two count as degraded."""
     plan: dict[str, Any] = {
         "nodes": 2,
         "spares": 0,

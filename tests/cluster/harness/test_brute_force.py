@@ -1,4 +1,4 @@
-"""The judge and a reader that shares no code with it say the same of recoveries, lost steps and goodput."""
+"""The judge agrees with a reader that shares no code with it on recoveries, lost steps and goodput."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chaoskit.pytest_plugin import Chaos
 from faults import Exit, FailLoad, Fault, Hang, Kill, KillNode, Raise, Straggle
 
 TINY = {"size": "tiny", "batch": 12}
-#: Name -> faults, and what is not usual of the plan.
+#: Name -> faults, and settings that differ from the usual plan.
 RUNS: dict[str, tuple[list[Fault], dict[str, Any]]] = {
     "unbroken": ([], {}),
     "slow": ([Straggle(rank=1, at_step=6, delay_ms=20, steps=3)], {}),
@@ -48,13 +48,14 @@ RUNS: dict[str, tuple[list[Fault], dict[str, Any]]] = {
         {"nodes": 2, "spares": 0, "steps": 40, "max_lost_steps": 12},
     ),
 }
-#: Time that ranks spend beside each other is dealt out to steps by the judge, to the nanosecond; here by whole steps.
+#: Tolerance of the comparison: the judge divides the time of parallel ranks to the nanosecond.
+#: The reader divides it by whole steps.
 GOODPUT = 0.06
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_two_readers_agree(chaos: Chaos, name: str) -> None:
-    faults, more = RUNS[name]
+    faults, changes = RUNS[name]
     plan = {
         "job": "gpt",
         "nodes": 3,
@@ -62,10 +63,10 @@ def test_two_readers_agree(chaos: Chaos, name: str) -> None:
         "steps": 20,
         "options": TINY,
         "twin": False,
-    } | more
+    } | changes
     outcome = chaos.run(plan.pop("job"), faults=faults, **plan)
-    told = brute_force.read(Path(outcome.directory))
-    mine = [recovery.seconds for recovery in outcome.recoveries]
-    assert sorted(mine) == pytest.approx(sorted(told.recoveries_s), abs=1e-6)
-    assert outcome.lost_steps == told.lost_steps
-    assert outcome.account.goodput == pytest.approx(told.goodput, abs=GOODPUT)
+    reading = brute_force.read(Path(outcome.directory))
+    judged_s = [recovery.seconds for recovery in outcome.recoveries]
+    assert sorted(judged_s) == pytest.approx(sorted(reading.recoveries_s), abs=1e-6)
+    assert outcome.lost_steps == reading.lost_steps
+    assert outcome.account.goodput == pytest.approx(reading.goodput, abs=GOODPUT)

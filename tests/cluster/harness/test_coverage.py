@@ -1,4 +1,6 @@
-"""What is missing in the journals of a run is named, and what a healthy run lacks is not called missing."""
+"""The check of coverage names records that a run's journals lack, and demands none that a healthy
+run lacks.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,13 @@ from faults import FreezeNode, Hang, Kill, KillCoordinator, KillNode, Scale
 TINY: dict[str, Any] = {"size": "tiny"}
 
 
-def whole(outcome: Outcome) -> bool:
+def is_whole(outcome: Outcome) -> bool:
+    """Return True if the check of coverage passed."""
     return next(check.verdict for check in outcome.checks if check.name == NAME) == Verdict.PASSED
 
 
 def test_what_went_with_a_node_is_unknown(chaos: Chaos) -> None:
-    """A check that fails for want of it says nothing; where nothing is known to have been lost it has failed."""
+    """A check that fails is unknown if records were lost with a node, and has failed otherwise."""
     fault = KillNode(rank=1, at_step=3, phase="optimizer")
     outcome = chaos.run(
         "gpt", nodes=3, shards=4, steps=12, options=TINY, faults=[fault], twin=False
@@ -54,8 +57,8 @@ def test_what_went_with_a_node_is_unknown(chaos: Chaos) -> None:
         ("gpt", (Hang(rank=1, at_step=4),)),
         ("fsdp", (Kill(rank=1, at_step=4),)),
     ],
-    ids=lambda value: (
-        "+".join(fault.kind for fault in value) or "unbroken" if isinstance(value, tuple) else value
+    ids=lambda part: (
+        "+".join(fault.kind for fault in part) or "unbroken" if isinstance(part, tuple) else part
     ),
 )
 def test_nothing_is_missing_in_a_run_that_went_well(
@@ -65,7 +68,7 @@ def test_nothing_is_missing_in_a_run_that_went_well(
     outcome = chaos.run(
         job, nodes=3, shards=shards, steps=12, options=options, faults=faults, twin=False
     )
-    assert whole(outcome)
+    assert is_whole(outcome)
 
 
 def test_a_job_that_fails_before_its_first_step_lacks_nothing(chaos: Chaos, tmp_path: Path) -> None:
@@ -78,13 +81,15 @@ def test_a_job_that_fails_before_its_first_step_lacks_nothing(chaos: Chaos, tmp_
     )
     outcome = chaos.run(str(job), nodes=2, steps=4, twin=False, check=False)
     assert outcome.verdict == Verdict.FAILED
-    assert whole(outcome)
+    assert is_whole(outcome)
 
 
 def test_a_worker_that_its_node_ended_when_it_was_to_leave_lacks_nothing(
     chaos: Chaos, tmp_path: Path
 ) -> None:
-    """A new coordinator has those ended that no membership names: they have no time for a word."""
+    """A new coordinator ends workers that no membership names: they may have no time for a last
+    record.
+    """
     plan: dict[str, Any] = {
         "nodes": 3,
         "shards": 4,
@@ -96,7 +101,7 @@ def test_a_worker_that_its_node_ended_when_it_was_to_leave_lacks_nothing(
     copy = Path(shutil.copytree(outcome.directory, tmp_path / "copy"))
     journals = Journals(copy)
     ((leaver, _),) = journals.of("left")
-    journals.drop(lambda source, one: source == leaver and one["event"] in ("left", "closed"))
+    journals.drop(lambda source, record: source == leaver and record["event"] in ("left", "closed"))
     journals.write()
     again = judge_directory(copy)
     assert again.verdict == Verdict.PASSED, again.reasons

@@ -1,4 +1,6 @@
-"""Journals that were damaged after they were written: no damage stops the judge, and none that matters passes."""
+"""Journals that were damaged after the run: no damage stops the judge, and no damage that matters
+passes.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ RUNS: dict[str, tuple[str, tuple[Fault, ...], dict[str, Any]]] = {
     "bit": ("gpt", (BitFlip(rank=1, at_step=4, parameter="head.weight", bit=20),), {}),
     "sharded": ("fsdp", (Kill(rank=1, at_step=4),), {"shards": 3, "options": TINY | {"batch": 12}}),
 }
-#: What a verdict is computed from. A line of these that cannot be read must not end as passed. (The last contribution
-#: of a rank that is lost then is not among them, nor is that of a spare which never had a rank that it is ready.)
+#: Events that a verdict is computed from: a run must not pass if such a line cannot be read.
+#: The last contribution of a lost rank is not needed.
+#: Nor is the readiness of a spare that never had a rank.
 NEEDED = {
     "commit",
     "evidence",
@@ -54,21 +57,23 @@ def events_of(lines: list[bytes]) -> set[str]:
     return {json.loads(line)["event"] for line in lines}
 
 
-def damage(path: Path, chance: Random) -> tuple[str, set[str]]:
-    """Damage one file. Returns how, and the events of the records that cannot be read any more."""
+def damage(path: Path, generator: Random) -> tuple[str, set[str]]:
+    """Damage one file; return the kind of damage, and the events of the records that cannot be read
+    any more.
+    """
     data = path.read_bytes()
     lines = lines_of(data)
-    place = chance.randrange(len(lines))
-    how = chance.choice(["delete", "truncate", "duplicate", "flip"])
+    place = generator.randrange(len(lines))
+    how = generator.choice(["delete", "truncate", "duplicate", "flip"])
     if how == "duplicate":
-        lines.insert(chance.randrange(len(lines) + 1), lines[place])
+        lines.insert(generator.randrange(len(lines) + 1), lines[place])
         path.write_bytes(b"".join(lines))
         return how, set()
     if how == "delete":
         path.write_bytes(b"".join(lines[:place] + lines[place + 1 :]))
         return how, events_of([lines[place]])
     if how == "truncate":
-        at = chance.randrange(len(data))
+        at = generator.randrange(len(data))
         path.write_bytes(data[:at])
         whole = (
             len(lines_of(data[:at] + b"\n"))
@@ -76,8 +81,8 @@ def damage(path: Path, chance: Random) -> tuple[str, set[str]]:
             else data[:at].count(b"\n")
         )
         return how, events_of(lines[whole:])
-    at = chance.randrange(len(data))
-    path.write_bytes(data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :])
+    at = generator.randrange(len(data))
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1 << generator.randrange(8)]) + data[at + 1 :])
     begun = len(lines_of(data[: at + 1])) - 1
     return how, events_of([lines[begun]])
 
@@ -85,17 +90,17 @@ def damage(path: Path, chance: Random) -> tuple[str, set[str]]:
 @pytest.mark.costly
 @pytest.mark.parametrize("name", RUNS)
 def test_no_damage_that_matters_passes(chaos: Chaos, name: str, tmp_path: Path) -> None:
-    """A repeated line is dropped; one that cannot be read leaves what it told of unknown."""
+    """A repeated line is dropped; a line that cannot be read makes its part of the verdict unknown."""
     job, faults, more = RUNS[name]
     plan: dict[str, Any] = {"nodes": 3, "shards": 4, "steps": 10, "options": TINY, **more}
     outcome = chaos.run(job, faults=faults, **plan)
     files = sorted((Path(outcome.directory) / "journal").glob("*.jsonl"))
     for number in range(examples(200)):
-        chance = Random(f"{name}/{number}")
+        generator = Random(f"{name}/{number}")
         copy = tmp_path / "copy"
         shutil.copytree(outcome.directory, copy, ignore=shutil.ignore_patterns("log"))
-        path = copy / "journal" / chance.choice(files).name
-        how, lost = damage(path, chance)
+        path = copy / "journal" / generator.choice(files).name
+        how, lost = damage(path, generator)
         verdict = judge_directory(copy).verdict
         if how == "duplicate":
             assert verdict == Verdict.PASSED, (number, path)

@@ -1,4 +1,6 @@
-"""Limits of detection: what the ini value ``chaos_detection`` and the marker choose, and what twins get."""
+"""Limits of detection: choices of the ini value ``chaos_detection`` and of the marker, and the
+limits of twins.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ QUICK: dict[str, Any] = {
 
 
 def limits_of(chaos: Chaos, **settings: Any) -> dict[str, Any]:
-    """Limits of a run that differ from those of production."""
-    found = chaos.run("gpt", **QUICK | settings).settings
-    return {name: found[name] for name in DETECTION["relaxed"] if name in found}
+    """Return the limits of a run that differ from those of production."""
+    all_settings = chaos.run("gpt", **QUICK | settings).settings
+    return {name: all_settings[name] for name in DETECTION["relaxed"] if name in all_settings}
 
 
 def test_tests_of_this_repository_have_relaxed_limits(chaos: Chaos) -> None:
@@ -46,13 +48,13 @@ def test_defaults(chaos):
 
 @pytest.mark.costly
 def test_a_suite_without_the_ini_value_has_production_limits(pytester: pytest.Pytester) -> None:
-    """The defaults after a plain install."""
+    """A plain install has the production defaults."""
     pytester.makepyfile(SUITE)
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 def test_an_unknown_value_is_refused(pytester: pytest.Pytester) -> None:
-    """Before any test runs, naming the allowed values."""
+    """The session refuses an unknown value before any test, and names the allowed values."""
     pytester.makeini("[pytest]\nchaos_detection = slow\n")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.stderr.fnmatch_lines(["*chaos_detection='slow': use one of production, relaxed*"])

@@ -1,4 +1,6 @@
-"""The state with which a run ends: what ranks write of it shows what no loss and no digest of weights would show."""
+"""The final state of a run: the ranks' descriptions show errors that no loss and no digest of
+weights shows.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ JOB = str(Path(__file__).parents[2] / "jobs" / "wrong" / "wrong_everywhere.py")
 OFF_COURSE = str(Path(__file__).parents[2] / "jobs" / "wrong" / "off_course.py")
 
 
-def told(*parts: TensorBox, step: int = 5) -> Record:
+def state_record(*parts: TensorBox, step: int = 5) -> Record:
     return Record(
         t_ns=0,
         event=Event.STATE,
@@ -53,7 +55,7 @@ def whole(tensor: torch.Tensor, path: str = "model/w") -> TensorBox:
 
 @given(st.data())
 def test_the_numbers_of_boxes_add_up_to_those_of_the_tensor(data: st.DataObject) -> None:
-    """Whatever the world is that holds it."""
+    """The description of a tensor does not depend on the world that holds it."""
     shape = tuple(data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
     tensor = torch.randn(
         shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
@@ -66,17 +68,21 @@ def test_the_numbers_of_boxes_add_up_to_those_of_the_tensor(data: st.DataObject)
         memory = tensor[tuple(slice(begin, end) for begin, end in corner)]
         if memory.numel():
             boxes.append(TensorBox("model/w", memory, shape, tuple(begin for begin, _ in corner)))
-    apart = ending([told(box) for box in [*boxes, boxes[0]]])[
+    apart = ending([state_record(box) for box in [*boxes, boxes[0]]])[
         "model/w"
-    ]  # of two ranks with one box it counts once
-    assert apart == pytest.approx(ending([told(whole(tensor))])["model/w"], abs=1e-4)
+    ]  # a box that two ranks hold counts once
+    assert apart == pytest.approx(ending([state_record(whole(tensor))])["model/w"], abs=1e-4)
 
 
 def test_another_value_anywhere_is_another_state() -> None:
     tensor = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
-    before = ending([told(whole(tensor))])
-    for change in (lambda one: one * 0.5, lambda one: -one, lambda one: one.roll(1, 0)):
-        check = check_equal(ending([told(whole(change(tensor)))]), before)
+    before = ending([state_record(whole(tensor))])
+    for change in (
+        lambda values: values * 0.5,
+        lambda values: -values,
+        lambda values: values.roll(1, 0),
+    ):
+        check = check_equal(ending([state_record(whole(change(tensor)))]), before)
         assert check.verdict == Verdict.FAILED
         assert "model/w: norm" in check.detail
     assert check_equal(before, before).verdict == Verdict.PASSED
@@ -86,39 +92,41 @@ def test_another_value_anywhere_is_another_state() -> None:
 
 def test_ranks_that_hold_another_thing_at_one_place_are_no_state() -> None:
     tensor = torch.ones(4)
-    found = ending([told(whole(tensor)), told(whole(tensor * 2))])
-    assert all(map(math.isnan, found["model/w"]))
-    assert check_equal(found, ending([told(whole(tensor))])).verdict == Verdict.FAILED
-    finite = check_finite(found)
+    state = ending([state_record(whole(tensor)), state_record(whole(tensor * 2))])
+    assert all(map(math.isnan, state["model/w"]))
+    assert check_equal(state, ending([state_record(whole(tensor))])).verdict == Verdict.FAILED
+    finite = check_finite(state)
     assert (finite.verdict, finite.detail) == (
         Verdict.FAILED,
         "model/w: ranks hold different values of it",
     )
-    assert check_equal(found, ending([told(whole(tensor))])).detail == finite.detail
+    assert check_equal(state, ending([state_record(whole(tensor))])).detail == finite.detail
 
 
 def test_only_the_last_step_counts() -> None:
-    """A rank that finished, and was needed once more, has written twice."""
-    found = ending([told(whole(torch.zeros(4)), step=4), told(whole(torch.ones(4)), step=5)])
-    assert found["model/w"][1] == 4.0
+    """A rank that finished and was needed again has described its state twice."""
+    state = ending(
+        [state_record(whole(torch.zeros(4)), step=4), state_record(whole(torch.ones(4)), step=5)]
+    )
+    assert state["model/w"][1] == 4.0
 
 
 def test_what_is_not_finite_counts_unless_it_is_a_buffer() -> None:
-    """A mask of infinities is what the model wants; no model wants NaN."""
+    """A buffer may hold infinities, as a mask does, and no NaN."""
     odd = torch.tensor([1.0, math.inf, math.nan])
     mask, mean = (
         TensorBox(f"model/{name}", odd[[0, place]], (2,), (0,), is_buffer=True)
         for name, place in (("mask", 1), ("mean", 2))
     )
-    found = ending([told(whole(odd), mask, mean)])
-    assert found["model/w"][:2] == [2.0, 1.0]
-    assert found["model/mask"][:2] == [0.0, 1.0]
-    assert found["model/mean"][:2] == [1.0, 1.0]
+    state = ending([state_record(whole(odd), mask, mean)])
+    assert state["model/w"][:2] == [2.0, 1.0]
+    assert state["model/mask"][:2] == [0.0, 1.0]
+    assert state["model/mean"][:2] == [1.0, 1.0]
     assert (
-        check_finite(found).detail
+        check_finite(state).detail
         == "model/mean: 1 values are not finite; model/w: 2 values are not finite"
     )
-    assert check_finite({"model/mask": found["model/mask"]}).verdict == Verdict.PASSED
+    assert check_finite({"model/mask": state["model/mask"]}).verdict == Verdict.PASSED
 
 
 def check_of(outcome: Outcome, name: str) -> Verdict:
@@ -130,7 +138,7 @@ def detail_of(outcome: Outcome, name: str) -> str:
 
 
 def test_a_number_that_is_lost_in_the_last_step_is_found(chaos: Chaos) -> None:
-    """No loss is computed from it, and there is no twin to compare with."""
+    """A NaN of the last step is found, although no loss is computed from it and there is no twin."""
     outcome = chaos.run(
         JOB, steps=6, nodes=2, shards=2, twin=False, check=False, options={"how": "ends_with_nan"}
     )
@@ -149,19 +157,19 @@ def test_a_part_of_the_optimizer_that_is_lost_is_found(chaos: Chaos) -> None:
     assert [check.name for check in outcome.checks if check.verdict == Verdict.FAILED] == [EQUAL]
 
 
-# -- within a floor -----------------------------------------------------------------------------------------------
+# -- within a floor --------------------------------------------------------------------------------
 
-#: Three shards: of two, a sum has one order only.
+#: Three shards, because a sum of two has a single order.
 FAST: dict[str, Any] = {"nodes": 3, "spares": 0, "shards": 3, "reduction": "fast"}
 SHRINKS = Kill(rank=1, at_step=4)
 
 
 def described(tensor: torch.Tensor) -> dict[str, list[float]]:
-    return ending([told(whole(tensor))])
+    return ending([state_record(whole(tensor))])
 
 
 def floors(detail: str) -> float:
-    """How many floors the first tensor that a check names is away."""
+    """Return the distance, in floors, of the first tensor that a check names."""
     return float(detail.partition(" floors")[0].rpartition(" ")[2])
 
 
@@ -286,14 +294,14 @@ def test_a_job_that_plain_pytorch_cannot_train_has_no_floor(chaos: Chaos) -> Non
 
 
 def measured(directory: Path, undo: UndoLog, **options: Any) -> PlainAnswer:
-    """A floor for which there is no time."""
+    """Return a floor that was measured without any time for it."""
     samples = [[[shard, shard + 3] for shard in range(3)]] * 4
     job = JobSpec(OFF_COURSE, options={"steps": 4, **options})
     return ask(Request(job, 1, samples, orders=[1, 2, 3], budget_s=0.0), directory, "floor", undo)
 
 
 def test_a_floor_takes_no_longer_than_its_budget(tmp_path: Path, undo: UndoLog) -> None:
-    """One further order is always tried."""
+    """A floor without a budget tries one further order, and no more."""
     answer = measured(tmp_path, undo)
     assert answer.orders == 1
     assert answer.floor["model/head.weight"] > 0
@@ -301,8 +309,8 @@ def test_a_floor_takes_no_longer_than_its_budget(tmp_path: Path, undo: UndoLog) 
 
 
 def test_a_floor_is_no_lower_than_the_last_place_of_its_type(tmp_path: Path, undo: UndoLog) -> None:
-    """Of bfloat16 few orders show any rounding, and the next one may."""
+    """The floor of bfloat16 is its last place: few orders show any rounding, and the next one may."""
     answer = measured(tmp_path, undo, dtype="bfloat16")
     assert answer.floor["model/norm.weight"] == pytest.approx(
         2**-7, rel=0.1
-    )  # its values are about 1
+    )  # the values are about 1

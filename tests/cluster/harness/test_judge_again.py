@@ -1,4 +1,6 @@
-"""A run can be judged again from its directory alone: elsewhere, without the job, with an empty cache."""
+"""A run can be judged again from its directory alone: elsewhere, without the job, with an empty
+cache.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ for step in range(40):
 
 
 def judged_elsewhere(outcome: Outcome, place: Path) -> Outcome:
-    """The outcome of the directory in another place, in a process of its own that has nothing else."""
+    """Return the outcome of the directory, judged in another place by a process with an empty
+    cache.
+    """
     original, elsewhere = Path(outcome.directory), place / "elsewhere"
     original.rename(elsewhere)
     environment = dict(os.environ, XDG_CACHE_HOME=str(place / "no-cache"))
@@ -51,7 +55,7 @@ def judged_elsewhere(outcome: Outcome, place: Path) -> Outcome:
 
 
 def same(outcome: Outcome, again: Outcome) -> None:
-    """Equal but for paths, and for what the session knows and the run does not."""
+    """Assert that the outcomes are equal, except for paths and fields that the session fills in."""
     apart: dict[str, Any] = {
         "directory": "",
         "session": "",
@@ -61,8 +65,8 @@ def same(outcome: Outcome, again: Outcome) -> None:
         "job": "",
     }
     plain = [
-        json.loads(encode_outcome(msgspec.structs.replace(one, **apart)))
-        for one in (outcome, again)
+        json.loads(encode_outcome(msgspec.structs.replace(result, **apart)))
+        for result in (outcome, again)
     ]
     for directory, fields in zip((outcome.directory, again.directory), plain, strict=True):
         for end in fields["log_ends"]:
@@ -72,7 +76,7 @@ def same(outcome: Outcome, again: Outcome) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Stumble(Exit):
-    """A fault of a user's own, which no other process can import."""
+    """A fault of a user, which no other process can import."""
 
     reason: str = "a stone"
 
@@ -98,7 +102,7 @@ class Stumble(Exit):
 def test_the_outcome_of_a_copy_is_the_same(
     chaos: Chaos, faults: tuple[Any, ...], tmp_path: Path
 ) -> None:
-    """Also where a fault did not act, so that the run is unknown."""
+    """The outcome is the same, also if a fault did not act and the run is unknown."""
     job = tmp_path / "job.py"
     job.write_text(JOB.read_text())
     plan = {"steps": 10, "nodes": 3, "shards": 3, "reference": "on", "check": False}
@@ -108,7 +112,7 @@ def test_the_outcome_of_a_copy_is_the_same(
 
 
 def test_what_it_is_compared_with_is_missed(chaos: Chaos, tmp_path: Path) -> None:
-    """Without these files the comparisons would not apply, and nothing else fails; nor is another run's twin taken."""
+    """The run is unknown without the files of its comparisons, or with the twin of another run."""
     outcome, other = (
         chaos.run(str(JOB), steps=10, nodes=2, shards=2, reference="on", faults=faults)
         for faults in ([Kill(rank=1, at_step=4)], [])
@@ -148,7 +152,7 @@ def test_without_its_floor_a_fast_run_is_unknown(chaos: Chaos, tmp_path: Path) -
 def test_a_command_is_judged_again_too(
     chaos: Chaos, shell: str, verdict: Verdict, tmp_path: Path
 ) -> None:
-    """Without the command's script, and without the directory in which it ran."""
+    """A command is judged without its script, and without its working directory."""
     work = tmp_path / "work"
     work.mkdir()
     script = work / "printer.py"
@@ -176,7 +180,7 @@ with Harness(directory=sys.argv[2]) as harness:
 
 
 def test_a_run_whose_harness_was_killed_is_an_error(tmp_path: Path) -> None:
-    """Its directory stays, with all that was seen until then."""
+    """The directory stays, with all records up to the kill."""
     process = subprocess.Popen([sys.executable, "-c", HARNESS, str(JOB), str(tmp_path)])
     deadline_s = time.monotonic() + 120
     run = tmp_path / "001-wrong-everywhere"

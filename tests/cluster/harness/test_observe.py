@@ -1,4 +1,6 @@
-"""Observers of real runs: a scraper of metrics, a collector of traces, `chaoskit top` in another terminal."""
+"""Observers of real runs: a metrics scraper, a trace collector, and `chaoskit top` in another
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from hypothesis import strategies as st
 from support.waiting import wait_until
 
 from chaoskit.journal import Journal, JournalTail, read_journals
-from chaoskit.observe.follow import Follower
+from chaoskit.observe.follower import Follower
 from chaoskit.observe.frame import Frame
 from chaoskit.observe.histograms import Histogram
 from chaoskit.observe.live import FILE_NAME, Live, LiveFile, read_live
@@ -63,7 +65,11 @@ def train(trainer, *, steps: int = 20, goal: str = ""):
 
 
 class Collector:
-    """An OTLP/HTTP receiver. ``spans``: all that came, by id."""
+    """An OTLP/HTTP receiver.
+
+    Attributes:
+        spans: all received spans, by id.
+    """
 
     def __init__(self) -> None:
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -92,7 +98,7 @@ class Collector:
                 self.wfile.write(answer)
 
             def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - its name in the library
-                """Not on the test's output."""
+                """Write no log to the output of the test."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -111,9 +117,9 @@ class Collector:
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     pytest.importorskip("opentelemetry.sdk", reason="pip install 'chaoskit[observe]'")
-    found = Collector()
-    yield found
-    found.close()
+    receiver = Collector()
+    yield receiver
+    receiver.close()
 
 
 def chaoskit(directory: Path, *arguments: str) -> list[str]:
@@ -123,7 +129,7 @@ def chaoskit(directory: Path, *arguments: str) -> list[str]:
 def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "COLUMNS": "120"
-    }  # readline of this process may have exported the width of a terminal
+    }  # readline of this process may have exported a width
     return subprocess.run(
         chaoskit(directory, *arguments), cwd=directory, capture_output=True, text=True, timeout=LIMIT_S, check=False,
         env=environment,
@@ -131,7 +137,7 @@ def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def scrape(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """By name and labels."""
+    """Return the value of each sample, by name and labels."""
     from prometheus_client.parser import text_string_to_metric_families
 
     with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:
@@ -152,7 +158,7 @@ def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(
 ) -> None:
     pytest.importorskip("prometheus_client", reason="pip install 'chaoskit[observe]'")
     (tmp_path / "train.py").write_text(SCRIPT)
-    seen = tmp_path / "seen"
+    goal = tmp_path / "seen"
     arguments = [
         "launch",
         "train.py",
@@ -162,7 +168,7 @@ def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(
         "run",
         "--json",
         "--set",
-        f"goal={seen}",
+        f"goal={goal}",
     ]
     arguments += ["--set", "steps=60", "--checkpoint-every", "50"]
     offered = ["--metrics-port", "0", "--otlp-endpoint", collector.url]
@@ -183,12 +189,14 @@ def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(
         victim = plan["members"][1]["worker"]
         os.kill(
             next(
-                one["pid"] for one in journals if one.event == Event.READY and one.source == victim
+                ready["pid"]
+                for ready in journals
+                if ready.event == Event.READY and ready.source == victim
             ),
             signal.SIGKILL,
         )
         counted = ("chaoskit_time_to_recover_seconds_count", ())
-        later = wait_until(lambda: (found := scrape(url)).get(counted) and found, "the recovery")
+        later = wait_until(lambda: (sample := scrape(url)).get(counted) and sample, "the recovery")
         check_scrape(early, later)
         live = json.loads(run(tmp_path, "top", "run", "--json").stdout)
         assert live["state"] == "training"
@@ -202,8 +210,8 @@ def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(
         assert sorted(worker["rank"] for worker in ranks) == [0, 1]
         assert all(
             worker["age_s"] is not None for worker in ranks
-        )  # from the heartbeats, not from the journals
-        seen.touch()  # the job may end
+        )  # from heartbeats, not from journals
+        goal.touch()  # the job may end
         launcher.stderr.read()
         assert launcher.stdout is not None
         result = json.loads(launcher.stdout.read())
@@ -218,7 +226,7 @@ def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(
     )
     assert 0 < account["goodput"] <= account["ettr_wall"] <= account["ettr_productive"] < 1
     with pytest.raises(OSError):
-        scrape(url)  # it ended with the launch
+        scrape(url)  # the endpoint ended with the launch
     check_trace(list(collector.spans.values()))
     assert collector.posts > 1  # the recovery was sent when it was over, the run at its end
     again = dict(collector.spans)
@@ -248,7 +256,7 @@ def check_scrape(early: dict[Any, float], later: dict[Any, float]) -> None:
     )
     assert parts_s == pytest.approx(total_s, rel=1e-9)
     lost_s = sum(
-        value for (name, _), value in later.items() if name == "chaoskit_lost_seconds_total"
+        reading for (name, _), reading in later.items() if name == "chaoskit_lost_seconds_total"
     )
     together_s = (
         lost_s
@@ -264,8 +272,8 @@ def check_scrape(early: dict[Any, float], later: dict[Any, float]) -> None:
     )
     for rank in "01":
         doing = [
-            value
-            for (name, labels), value in later.items()
+            reading
+            for (name, labels), reading in later.items()
             if name == "chaoskit_phase" and ("rank", rank) in labels
         ]
         assert (len(doing), sum(doing)) == (len(Phase), 1)
@@ -277,16 +285,16 @@ def check_trace(spans: list[Any]) -> None:
     root = next(span for span in spans if not span.parent_span_id)
     for span in spans:
         assert span.start_time_unix_nano <= span.end_time_unix_nano
-        if span.parent_span_id:  # inside what it belongs to
+        if span.parent_span_id:  # inside its parent
             parent = by_id[span.parent_span_id]
             assert parent.start_time_unix_nano <= span.start_time_unix_nano
             assert span.end_time_unix_nano <= parent.end_time_unix_nano
     assert abs(root.end_time_unix_nano - time.time_ns()) < LIMIT_S * 1e9
     (recovery,) = [span for span in spans if span.name == "recovery"]
-    told = {one.key: one.value for one in recovery.attributes}
-    assert told["chaoskit.cause"].string_value == "exited"
-    assert told["chaoskit.rank"].int_value == 1
-    assert told["chaoskit.generation"].int_value == 2
+    attributes = {attribute.key: attribute.value for attribute in recovery.attributes}
+    assert attributes["chaoskit.cause"].string_value == "exited"
+    assert attributes["chaoskit.rank"].int_value == 1
+    assert attributes["chaoskit.generation"].int_value == 2
     phases = sorted(
         (span for span in spans if span.parent_span_id == recovery.span_id),
         key=lambda span: RECOVERY_PHASES.index(span.name),
@@ -314,7 +322,7 @@ def check_file(path: Path, collector: Collector) -> None:
 
 
 def test_a_picture_that_is_printed_once_is_wrapped_and_a_live_one_is_cut() -> None:
-    """On 60 columns nothing of the text is lost; a live picture keeps its number of lines."""
+    """A printed picture loses no text on 60 columns; a live picture keeps its number of lines."""
     names = {name for name in TimeAccount.__struct_fields__ if name.endswith("_s")} - {
         "recovery_s",
         "lost_s",
@@ -354,9 +362,7 @@ def check_end(directory: Path, steps: int) -> None:
     shown = run(directory, "top", "run", "--once")
     assert shown.returncode == 0, shown.stderr
     assert "completed" in shown.stdout
-    assert (
-        f"step {steps}/60" in shown.stdout
-    )  # of an open-ended job the least number of steps is known
+    assert f"step {steps}/60" in shown.stdout  # an open-ended job shows its least number of steps
     assert "ETTR" in shown.stdout
     assert "per productive hour" in shown.stdout
     frame = json.loads(run(directory, "top", "run", "--json").stdout)
@@ -376,7 +382,7 @@ def check_end(directory: Path, steps: int) -> None:
     end = next(place for place, text in enumerate(notes) if text.startswith("the job ended"))
     assert all(
         "stored on" in text for text in notes[end + 1 :]
-    )  # its last step, and one that was on its way
+    )  # the last step, and a snapshot that was on its way
 
 
 @pytest.mark.slow
@@ -432,13 +438,13 @@ def test_the_spans_of_a_run_tell_of_its_recovery(chaos: Any) -> None:
     follower.finish()
     assert follower.is_over
     assert follower.started is not None
-    run_span = all_spans(follower)
+    run_span = all_spans(follower, follower.started)
     (recovery,) = [span for span in run_span.children if span.name == "recovery"]
     assert recovery.attributes["chaoskit.fault"] == "Kill(rank=0, at_step=6)"
     assert dict(recovery.moments).keys() == {"injected", "noticed"}
-    mine = {span.name: (span.begin_ns, span.end_ns) for span in recovery.children}
+    times = {span.name: (span.begin_ns, span.end_ns) for span in recovery.children}
     for span in outcome.recovery.spans:  # the timeline reads the same journals in its own way
-        begin_ns, end_ns = mine[span.name]
+        begin_ns, end_ns = times[span.name]
         near = (
             0.2 if span.name in ("restored", "first good step") else 0.001
         )  # a state is there, and is taken over
@@ -461,7 +467,7 @@ def test_a_tail_reads_every_record_once(
     batches: list[list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.mktemp("tail")
-    tail, seen = JournalTail(directory, without=[Event.REDUCE]), []
+    tail, numbers = JournalTail(directory, without=[Event.REDUCE]), []
     journals = [Journal(directory, f"node{number}") for number in range(4)]
     written = 0
     for batch in batches:
@@ -469,13 +475,13 @@ def test_a_tail_reads_every_record_once(
             journals[source].write(Event.COMMIT, number=written)
             journals[source].write(Event.REDUCE, number=written)
             written += 1
-        found = tail.poll()
-        assert [record.t_ns for record in found] == sorted(record.t_ns for record in found)
-        seen += [record["number"] for record in found]
+        polled = tail.poll()
+        assert [record.t_ns for record in polled] == sorted(record.t_ns for record in polled)
+        numbers += [record["number"] for record in polled]
     for journal in journals:
         journal.close()
-    assert sorted(seen) == list(range(written))
-    assert seen == sorted(seen)
+    assert sorted(numbers) == list(range(written))
+    assert numbers == sorted(numbers)
 
 
 def test_a_line_that_is_half_written_waits(tmp_path: Path) -> None:
@@ -494,7 +500,7 @@ def test_a_line_that_is_half_written_waits(tmp_path: Path) -> None:
 def test_heartbeats_are_shown_to_other_processes(tmp_path: Path) -> None:
     live = Live()
     beat = Beat("node0.0", 1, 0, 7, 2, 12.5, 0.0, 7, float("nan"))
-    live.hear(Heartbeat("node0", (beat,)))
+    live.update(Heartbeat("node0", (beat,)))
     LiveFile(tmp_path, live).refresh()
     state = read_live(tmp_path)
     pulse, now_ns = state.pulses["node0.0"], time.monotonic_ns()
@@ -503,14 +509,16 @@ def test_heartbeats_are_shown_to_other_processes(tmp_path: Path) -> None:
     assert state.is_up("node0", now_ns)
     assert not state.is_up("node1", now_ns)
     assert not state.is_fresh(now_ns + 10**10)
-    live.hear(WorkerLost("node0.0", "node0", "killed", "", 0))
+    live.update(WorkerLost("node0.0", "node0", "killed", "", 0))
     assert live.state().pulses == {}
     (tmp_path / FILE_NAME).write_text("{")
     assert read_live(tmp_path).pulses == {}
 
 
 def test_spares_are_counted_from_the_journals(tmp_path: Path) -> None:
-    """A coordinator that takes over tells of all workers again, and of the plan first: what it says is no count."""
+    """Messages of a coordinator are no count: one that takes over sends the plan and all workers
+    again.
+    """
     pytest.importorskip("prometheus_client", reason="pip install 'chaoskit[observe]'")
     with closing(Journal(tmp_path / "journal", "coordinator")) as journal:
         for worker in ("node0.0", "node0.1"):
@@ -519,14 +527,14 @@ def test_spares_are_counted_from_the_journals(tmp_path: Path) -> None:
         journal.write(Event.PLAN, generation=1, abort=True, members=members)
     live = Live()
     endpoint = Endpoint("", "", 0, 1, -1)
-    live.hear(Plan(1, (Member(0, "node0.0", "node0", endpoint, (0,)),), True))
+    live.update(Plan(1, (Member(0, "node0.0", "node0", endpoint, (0,)),), True))
     for worker in ("node0.0", "node0.1"):
-        live.hear(WorkerReady(worker, "node0", endpoint))
+        live.update(WorkerReady(worker, "node0", endpoint))
     metrics = RunMetrics(live, threading.RLock())
     metrics.follower = Follower(tmp_path)
     metrics.follower.finish()
-    found = {family.name: family for family in metrics.collect()}
-    assert [sample.value for sample in found["chaoskit_spares_ready"].samples] == [1]
+    families = {family.name: family for family in metrics.collect()}
+    assert [sample.value for sample in families["chaoskit_spares_ready"].samples] == [1]
 
 
 def test_a_histogram_counts_up_to_its_bounds() -> None:

@@ -1,4 +1,6 @@
-"""Experiments as files: what is read is what was written, and what cannot be run is refused with its place."""
+"""Experiments as files: a file that was written is read unchanged, and bad contents are refused
+with their place.
+"""
 
 from __future__ import annotations
 
@@ -69,11 +71,11 @@ def test_every_field_is_spelled_out(tmp_path: Path) -> None:
     assert written["settings"]["lease_beats"] == experiment.config.lease_beats
 
 
-# -- kinds of faults that are not here yet ------------------------------------------------------------------------
+# -- new kinds of faults ---------------------------------------------------------------------------
 
 
 class Strength(enum.Enum):
-    """How hard."""
+    """The strength of an exotic fault."""
 
     GENTLE = "gentle"
     HARD = "hard"
@@ -113,7 +115,7 @@ def _planned(*faults: Fault) -> Experiment:
 def test_a_new_kind_needs_no_code_here(
     exotic: Exotic, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """Enums, tuples, None and infinity come back as what they were."""
+    """Enums, tuples, None and infinity are read back with their types."""
     experiment = _planned(replace(exotic, **changes))
     read = load(save(experiment, tmp_path / "plan.json"))
     assert read == experiment
@@ -129,7 +131,7 @@ def test_a_value_without_a_json_form_is_refused(exotic: Exotic, tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 GOOD = {
     "version": 2,
@@ -195,11 +197,11 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "plan.json")
 
 
-# -- where they come from and go to -------------------------------------------------------------------------------
+# -- plans of runs ---------------------------------------------------------------------------------
 
 
 def test_a_job_is_looked_up_beside_the_plan(tmp_path: Path) -> None:
-    """So that a plan can be kept with the script that it breaks."""
+    """A plan can be kept with the script that it breaks."""
     script = "def train(trainer, *, steps: int):\n    with trainer.transaction() as step:\n        step.backward(0)\n"
     (tmp_path / "own.py").write_text(script)
     (tmp_path / "plan.json").write_text(json.dumps({**GOOD, "job": "own.py", "faults": [KILL]}))
@@ -208,7 +210,7 @@ def test_a_job_is_looked_up_beside_the_plan(tmp_path: Path) -> None:
 
 @pytest.mark.promise("Every run of the harness leaves its plan beside its journals, as `plan.json`")
 def test_every_run_leaves_its_plan(chaos: Chaos) -> None:
-    """What is beside the journals is the experiment that was run."""
+    """The plan beside the journals is the experiment that was run."""
     faults = [Kill(rank=1, at_step=3, phase="reduce")]
     outcome = chaos.run(
         "../../jobs/wrong/unfaithful.py:faithful", nodes=2, steps=10, seed=5, faults=faults

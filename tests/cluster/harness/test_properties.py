@@ -1,8 +1,9 @@
-"""Each property of a resilient run, violated on purpose and caught.
+"""Each property of a resilient run is violated on purpose, and the violation is noticed.
 
-``SABOTAGED``: real runs in which the job breaks the runtime, from inside its worker processes, or in which a fault
-strikes where the protection against it is switched off. ``DOCTORED``: what would take another coordinator is written
-into the journals of a real, healthy run instead; before that, the property holds there.
+``SABOTAGED`` holds real runs of a job that breaks the runtime from inside. In some of them
+a fault strikes while the protection against it is off. ``DOCTORED`` changes the journals of a real,
+healthy run, where only another coordinator could violate the property. The property holds before
+the change.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from chaoskit.checkpoint.layout.arena import DATA_OFFSET
 from chaoskit.experiment.judge.judge import judge
 from chaoskit.experiment.plan.plan import plan_experiment
 from chaoskit.experiment.properties import LEFT_OUT, PROPERTIES, RunTrace, check_properties
+from chaoskit.experiment.run.recovery_timeline import Timeline
 from chaoskit.experiment.run.run import RawRun
-from chaoskit.experiment.run.timeline import Timeline
 from chaoskit.journal import Record
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runlog.history import History
@@ -50,17 +51,17 @@ KILL = Kill(rank=1, at_step=AT)
 PAGE = Path(__file__).parents[3] / "docs" / "properties.md"
 
 
-def vandal(message: Any) -> None:
-    """Changes one byte of every copy that is offered."""
+def damage_copies(message: Any) -> None:
+    """Change one byte of every sealed copy."""
     if isinstance(message, Sealed):
         for snapshot in message.snapshots:
             with Path(f"/proc/{snapshot.endpoint.pid}/fd/{snapshot.endpoint.arena_fd}").open(
                 "r+b", 0
             ) as memory:
                 memory.seek(DATA_OFFSET + 5)
-                value = memory.read(1)[0]
+                byte = memory.read(1)[0]
                 memory.seek(DATA_OFFSET + 5)
-                memory.write(bytes([value ^ 1]))
+                memory.write(bytes([byte ^ 1]))
 
 
 def _kind(fault: Fault) -> str:
@@ -69,7 +70,11 @@ def _kind(fault: Fault) -> str:
 
 @dataclass(frozen=True)
 class Sabotage:
-    """A run that violates ``labels``. ``how``: the function of the job, or which protection is off."""
+    """A run that violates the properties ``labels``.
+
+    Attributes:
+        how: the sabotaging function of the job, or the protection that is off.
+    """
 
     labels: tuple[str, ...]
     how: str = "none"
@@ -110,7 +115,7 @@ SABOTAGED = {
         "trusts_any_copy",
         (Kill(rank="all", at_step=AT, phase="reduce"),),
         {"nodes": 2},
-        watch=vandal,
+        watch=damage_copies,
     ),
     "does not compare": Sabotage(
         ("21L",),
@@ -171,14 +176,16 @@ def execute(chaos: Chaos, sabotage: Sabotage, **plan: Any) -> tuple[RawRun, Outc
 
 
 def verdicts(run: RawRun, outcome: Outcome | None = None) -> dict[str, Verdict]:
-    """Label -> verdict, of the properties that apply."""
+    """Return label -> verdict of the properties that apply."""
     history = History(run.records)
     timeline = Timeline(run, history)
     recoveries = [
-        one for incident in timeline.incidents()[0] if (one := timeline.recovery(incident))
+        recovery
+        for incident in timeline.incidents()[0]
+        if (recovery := timeline.recovery(incident))
     ]
-    found = check_properties(RunTrace(run, history, recoveries), outcome.checks if outcome else ())
-    return {one.label: check.verdict for one, check in found}
+    checks = check_properties(RunTrace(run, history, recoveries), outcome.checks if outcome else ())
+    return {prop.label: check.verdict for prop, check in checks}
 
 
 @pytest.mark.promise(
@@ -207,8 +214,8 @@ def verdicts(run: RawRun, outcome: Outcome | None = None) -> dict[str, Verdict]:
 def test_sabotage_is_caught(chaos: Chaos, name: str) -> None:
     sabotage = SABOTAGED[name]
     run, outcome = execute(chaos, sabotage)
-    found = verdicts(run, outcome)
-    assert {label: found.get(label) for label in sabotage.labels} == dict.fromkeys(
+    verdict_of = verdicts(run, outcome)
+    assert {label: verdict_of.get(label) for label in sabotage.labels} == dict.fromkeys(
         sabotage.labels, Verdict.FAILED
     ), (
         outcome.reasons,
@@ -225,7 +232,7 @@ def test_sabotage_is_caught(chaos: Chaos, name: str) -> None:
 def test_the_same_faults_without_sabotage_violate_nothing(
     chaos: Chaos, faults: tuple[Fault, ...]
 ) -> None:
-    """What was caught above is the sabotage, and not the fault."""
+    """The faults alone violate nothing, so the sabotage was noticed above."""
     plan = {"nodes": 2} if any(fault.rank == "all" for fault in faults) else {}
     run, outcome = execute(
         chaos, Sabotage((), "none", faults, plan | {"state_hash_steps": 1}, twin=True)
@@ -234,7 +241,7 @@ def test_the_same_faults_without_sabotage_violate_nothing(
     assert set(verdicts(run, outcome).values()) == {Verdict.PASSED}
 
 
-# -- journals that were doctored ----------------------------------------------------------------------------------
+# -- journals that were doctored -------------------------------------------------------------------
 
 Doctor = Callable[[RawRun], RawRun]
 
@@ -263,7 +270,7 @@ BAD_SPARE = Sabotage(
 
 
 def rewritten(run: RawRun, records: Sequence[Record]) -> RawRun:
-    """The same run with other journals."""
+    """Return a copy of the run with other journals."""
     copy = dataclasses.replace(run)
     copy.__dict__["records"] = sorted(records, key=lambda record: record.t_ns)
     return copy
@@ -274,7 +281,7 @@ def changed(record: Record, **fields: Any) -> Record:
 
 
 def edit(event: Event, change: Callable[[list[Record]], list[Record]]) -> Doctor:
-    """Replaces all records of ``event``."""
+    """Return a function that replaces all records of ``event`` in a run."""
 
     def doctor(run: RawRun) -> RawRun:
         others = [record for record in run.records if record.event != event]
@@ -286,7 +293,7 @@ def edit(event: Event, change: Callable[[list[Record]], list[Record]]) -> Doctor
 
 
 def late(first: Callable[[Record], bool], seconds: float) -> Doctor:
-    """Everything after the first record for which ``first`` holds happens so much later."""
+    """Return a function that delays all records after the first for which ``first`` is true."""
 
     def doctor(run: RawRun) -> RawRun:
         from_ns = next(record.t_ns for record in run.records if first(record))
@@ -348,7 +355,7 @@ def _commits(run: RawRun, generation: int, step: int | None = None) -> list[Reco
     ]
 
 
-#: Name -> (what is violated, the healthy run, what is written into its journals).
+#: Name -> (label of the violated property, the healthy run, the change of its journals).
 DOCTORED: dict[str, tuple[str, Sabotage, Doctor]] = {
     "a generation comes again": ("8S", BAD_NODE, edit(Event.PLAN, last_generation_is_the_first)),
     "a coordinator has forgotten": (
@@ -414,7 +421,7 @@ def test_doctored_journals_are_caught(chaos: Chaos, name: str) -> None:
 
 
 def test_a_world_that_went_back_commits_its_steps_anew_before_it_grows(chaos: Chaos) -> None:
-    """The same steps as of a joiner that enters too early; but the world before that had begun with an older copy."""
+    """A joiner that enters early is no violation if the world before began with an older copy."""
     run, _ = execute(chaos, BAD_NODE)
     early = rewritten(run, joiner_entered_too_early(run).records)
     assert verdicts(early)["33S"] == Verdict.FAILED
@@ -430,40 +437,40 @@ def test_a_world_that_went_back_commits_its_steps_anew_before_it_grows(chaos: Ch
     assert verdicts(rewritten(early, [*early.records, restored]))["33S"] == Verdict.PASSED
 
 
-# -- nothing is forgotten -----------------------------------------------------------------------------------------
+# -- nothing is forgotten --------------------------------------------------------------------------
 
 
 def violations() -> dict[str, str]:
-    """Label -> the run that violates it."""
-    found = {label: name for name, sabotage in SABOTAGED.items() for label in sabotage.labels}
-    return found | {label: name for name, (label, _, _) in DOCTORED.items()}
+    """Return label -> name of the run that violates it."""
+    names = {label: name for name, sabotage in SABOTAGED.items() for label in sabotage.labels}
+    return names | {label: name for name, (label, _, _) in DOCTORED.items()}
 
 
 def test_every_property_has_a_run_that_violates_it() -> None:
-    assert set(violations()) == {one.label for one in PROPERTIES}
-    assert len({one.label for one in PROPERTIES}) == len(PROPERTIES)
+    assert set(violations()) == {prop.label for prop in PROPERTIES}
+    assert len({prop.label for prop in PROPERTIES}) == len(PROPERTIES)
 
 
 def test_every_row_is_there_or_left_out_with_a_reason() -> None:
-    rows = {one.number for one in PROPERTIES}
+    rows = {prop.number for prop in PROPERTIES}
     assert rows | set(LEFT_OUT) == set(range(1, 40))
     assert not rows & set(LEFT_OUT)
-    assert all(one.sentence and (one.kind == "safety") == (not one.bound) for one in PROPERTIES)
+    assert all(prop.sentence and (prop.kind == "safety") == (not prop.bound) for prop in PROPERTIES)
 
 
 def page() -> str:
-    """What ``docs/properties.md`` must hold of the code."""
+    """Return the tables that ``docs/properties.md`` must contain."""
     doctored = set(DOCTORED)
     lines = ["| # | kind | property | check | bound | violated by |", "|---|---|---|---|---|---|"]
-    for one in PROPERTIES:
-        name = violations()[one.label]
+    for prop in PROPERTIES:
+        name = violations()[prop.label]
         run = f"{name} (doctored)" if name in doctored else name
         cells = [
-            one.label,
-            one.kind,
-            one.sentence,
-            one.shown_by or one.name,
-            one.bound or "never",
+            prop.label,
+            prop.kind,
+            prop.sentence,
+            prop.shown_by or prop.name,
+            prop.bound or "never",
             run,
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -473,14 +480,14 @@ def page() -> str:
 
 
 def test_the_page_is_up_to_date() -> None:
-    """After a change, copy the tables from what :func:`page` gives."""
+    """The page contains the tables of :func:`page`; copy them after a change."""
     written = PAGE.read_text()
     tables = [line for line in written.splitlines() if re.match(r"\|", line)]
     assert tables == [line for line in page().splitlines() if line]
 
 
 def test_what_is_left_out_is_shown_by_tests_that_exist() -> None:
-    """A row without a property names the file that holds it."""
+    """A row without a property names the files of its tests."""
     root = PAGE.parent.parent
     for reason in LEFT_OUT.values():
         files = re.findall(r"`([^`]+)`", reason)
@@ -490,7 +497,7 @@ def test_what_is_left_out_is_shown_by_tests_that_exist() -> None:
 
 @pytest.mark.promise("In an outcome, the properties that hold share one line")
 def test_the_outcome_tells_what_holds(chaos: Chaos) -> None:
-    """One line for all that hold; each that is violated has one of its own."""
+    """The properties that hold share one line; each that is violated has a line of its own."""
     outcome = chaos.run(JOB, nodes=2, spares=1, steps=20, faults=[KILL], twin=False)
     (line,) = [check for check in outcome.checks if check.name == "properties"]
     assert line.detail.startswith(f"{len(line.detail.split(': ')[1].split(', '))} hold: 1S, 1L, ")

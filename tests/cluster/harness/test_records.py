@@ -1,4 +1,4 @@
-"""What the processes of a run write down of themselves, and of the faults that strike them. Real runs."""
+"""Real runs: the records that processes write about themselves, and about faults that strike them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROCESSES = {"harness", "coordinator", "agent", "keeper", "worker"}
 
 
 def run(chaos: Chaos, *faults: Fault, job: str = PLAIN, **plan: Any) -> Outcome:
-    """A run of two nodes and a spare, which ends when its world is full again."""
+    """Run a job on two nodes with a spare, until the world is full again."""
     settings: dict[str, Any] = {
         "nodes": 2,
         "spares": 1,
@@ -38,7 +38,7 @@ def run(chaos: Chaos, *faults: Fault, job: str = PLAIN, **plan: Any) -> Outcome:
 
 
 def run_command(chaos: Chaos, *faults: Fault, steps: int = 20, **plan: Any) -> Outcome:
-    """A run of a script on one node, as rank 0."""
+    """Run a script on one node, as rank 0."""
     command = ["sh", "-c", f"RANK=0 exec {sys.executable} {LOGGED} {steps} 0.02 0"]
     watch = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
     return chaos.run(
@@ -60,19 +60,19 @@ def records(outcome: Outcome, *events: Event) -> list[Record]:
     return [record for record in journals(outcome).records if record.event in events]
 
 
-# -- of themselves ------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def test_every_process_says_what_it_is_and_why_it_ended(chaos: Chaos) -> None:
-    """Of a run in which a rank is killed, nothing is missing but the last word of that rank."""
+    """The journals of a run lack only the last record of the rank that was killed."""
     outcome = run(chaos, Kill(rank=1, at_step=6))
     files = journals(outcome).files.values()
     writers = [(file.source, writer) for file in files for writer in file.writers]
     assert not any(file.bad_lines or file.missing or file.repeated for file in files), files
     assert [source for source, writer in writers if writer.opened is None] == []
     assert {writer.role for _, writer in writers} == PROCESSES
-    (struck,) = records(outcome, Event.INJECTED)
-    assert [source for source, writer in writers if writer.closed is None] == [struck["worker"]]
+    (injected,) = records(outcome, Event.INJECTED)
+    assert [source for source, writer in writers if writer.closed is None] == [injected["worker"]]
     assert {
         writer.closed["reason"]
         for _, writer in writers
@@ -89,38 +89,40 @@ def test_every_process_says_what_it_is_and_why_it_ended(chaos: Chaos) -> None:
 
 def test_the_process_that_runs_a_command_says_so_too(chaos: Chaos) -> None:
     outcome = run_command(chaos)
-    found = journals(outcome).files
-    assert [(writer.role, writer.node) for writer in found["node0"].writers] == [
+    files = journals(outcome).files
+    assert [(writer.role, writer.node) for writer in files["node0"].writers] == [
         ("warden", "node0")
     ]
-    assert [writer.role for writer in found["harness"].writers] == ["harness"]
-    closed = [writer.closed for file in found.values() for writer in file.writers]
+    assert [writer.role for writer in files["harness"].writers] == ["harness"]
+    closed = [writer.closed for file in files.values() for writer in file.writers]
     assert None not in closed
 
 
-# -- in the outcome -----------------------------------------------------------------------------------------------
+# -- outcomes --------------------------------------------------------------------------------------
 
 
 def test_an_outcome_bears_the_time_of_the_start(chaos: Chaos) -> None:
-    """To the millisecond, and not the time at which it was judged."""
+    """The start has millisecond precision, and is not the time of the judgement."""
     outcome = run(chaos)
     (started,) = records(outcome, Event.STARTED)
     assert datetime.fromisoformat(outcome.started).timestamp() == pytest.approx(
         started["unix_ns"] / 1e9, abs=0.002
     )
     outcome = run_command(chaos)
-    harness, warden = (
+    harness, runner = (
         journals(outcome).files[name].writers[0].opened for name in ("harness", "node0")
     )
     assert harness is not None
-    assert warden is not None
+    assert runner is not None
     began_s = datetime.fromisoformat(outcome.started).timestamp()
-    assert harness["unix_ns"] / 1e9 - 0.002 <= began_s <= warden["unix_ns"] / 1e9
+    assert harness["unix_ns"] / 1e9 - 0.002 <= began_s <= runner["unix_ns"] / 1e9
 
 
 def test_versions_are_those_of_the_workers(chaos: Chaos) -> None:
-    """Their torch may be another one than the harness's, as in an image. What a command uses is not known."""
-    outcome = run(chaos, job="../../jobs/wrong/other_torch.py:plain")
+    """The workers may have another torch than the harness, as in an image; that of a command is not
+    available.
+    """
+    outcome = run(chaos, job="../../jobs/failing/other_torch.py:plain")
     assert outcome.environment["torch"] == "0.0.1+workers" != torch.__version__
     assert set(outcome.environment) == {"chaoskit", "torch", "python", "kernel", "machine"}
     assert "torch" not in run_command(chaos).environment
@@ -140,33 +142,35 @@ def test_a_job_that_finishes_no_step_has_not_completed(chaos: Chaos) -> None:
     assert (check.verdict, check.detail) == (Verdict.FAILED, "no step was finished")
 
 
-# -- of faults ----------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 def test_all_of_an_act_is_written_down_and_where_the_worker_stood_by_itself(chaos: Chaos) -> None:
-    """The harness tells what it struck and how that ended; the worker and its agent tell the same."""
+    """The harness records the target and its end; the worker and its agent record the same."""
     outcome = run(chaos, Kill(rank=1, at_step=6, phase="reduce"))
-    (struck,) = records(outcome, Event.INJECTED)
-    worker = struck["worker"]
+    (injected,) = records(outcome, Event.INJECTED)
+    worker = injected["worker"]
     (stopped,) = [
         record for record in records(outcome, Event.HOOK_STOPPED) if record.source == worker
     ]
     place = {"step": 6, "generation": 1, "rank": 1, "phase": "reduce"}
-    assert {name: struck[name] for name in place} == place
+    assert {name: injected[name] for name in place} == place
     assert stopped.fields == {"fault": "fault0", "peer": "", **place}
-    assert stopped.t_ns < struck.t_ns
+    assert stopped.t_ns < injected.t_ns
     (started,) = [
         record for record in records(outcome, Event.WORKER_STARTED) if record["worker"] == worker
     ]
     (ended,) = [
         record for record in records(outcome, Event.WORKER_EXITED) if record["worker"] == worker
     ]
-    assert (started.source, started["pid"]) == (struck["node"], struck["pid"])
-    assert (struck["waiting"], struck["nodes"]) == (worker, [])
-    (evidence,) = records(outcome, Event.EVIDENCE)  # only its parent knew, and told after the run
+    assert (started.source, started["pid"]) == (injected["node"], injected["pid"])
+    assert (injected["waiting"], injected["nodes"]) == (worker, [])
+    (evidence,) = records(
+        outcome, Event.EVIDENCE
+    )  # known to the parent alone, which reported it after the run
     assert (evidence.t_ns, evidence["observed"]) == (
         ended.t_ns,
-        f"pid {struck['pid']} was killed by SIGKILL",
+        f"pid {injected['pid']} was killed by SIGKILL",
     )
     assert records(outcome, Event.ACTED, Event.FAULT_MISSED) == []
 
@@ -174,23 +178,23 @@ def test_all_of_an_act_is_written_down_and_where_the_worker_stood_by_itself(chao
 def test_every_further_act_of_a_fault_is_written_down(chaos: Chaos) -> None:
     goal = happened(
         chaos, Event.ACTED
-    )  # a spare has the rank before the replacement is there to be struck
+    )  # a spare takes the rank before the replacement can be struck
     outcome = run(chaos, CrashLoop(rank=1, at_step=6, times=2), until=goal.until, watch=goal)
-    (struck,) = records(outcome, Event.INJECTED)
+    (injected,) = records(outcome, Event.INJECTED)
     (acted,) = records(outcome, Event.ACTED)
     gone = {
         record["worker"]: record
         for record in records(outcome, Event.WORKER_EXITED)
         if record["how"] == "killed"
     }
-    assert acted["worker"] != struck["worker"]
+    assert acted["worker"] != injected["worker"]
     assert (acted["fault"], acted["node"], acted["what"]) == (
         "fault0",
-        struck["node"],
-        struck["what"],
+        injected["node"],
+        injected["what"],
     )
     assert acted["pid"] == gone[acted["worker"]]["pid"]
-    assert struck.t_ns < acted.t_ns < gone[acted["worker"]].t_ns
+    assert injected.t_ns < acted.t_ns < gone[acted["worker"]].t_ns
     evidence = records(outcome, Event.EVIDENCE)[-1]
     assert evidence["observed"] == outcome.faults[0].evidence[1].observed
 
@@ -198,7 +202,7 @@ def test_every_further_act_of_a_fault_is_written_down(chaos: Chaos) -> None:
 def test_a_fault_that_did_not_act_is_written_down_with_the_reason(chaos: Chaos) -> None:
     outcome = run(chaos, Kill(rank=1, after_s=3600.0), check=False)
     (missed,) = records(outcome, Event.FAULT_MISSED)
-    reason = "no rank 1 was there 3600 s after the first committed step"
+    reason = "rank 1 was held by no process 3600 s after the first committed step"
     assert (missed["fault"], missed["what"], missed["reason"]) == (
         "fault0",
         "Kill(rank=1, after_s=3600.0)",
@@ -207,7 +211,7 @@ def test_a_fault_that_did_not_act_is_written_down_with_the_reason(chaos: Chaos) 
     assert records(outcome, Event.INJECTED, Event.EVIDENCE) == []
 
 
-# -- of the end ---------------------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------
 
 
 def test_how_a_run_ended_is_its_last_record_but_one(chaos: Chaos) -> None:
@@ -232,7 +236,7 @@ def test_a_run_whose_time_is_up_says_so(chaos: Chaos) -> None:
 
 
 def test_a_run_that_breaks_off_says_why(chaos: Chaos) -> None:
-    """The job refuses its option, which only a worker can know."""
+    """A job refuses its option in a worker, and the last record has the reason."""
     with pytest.raises(BadInput):
         chaos.run("gpt", nodes=1, spares=0, steps=5, options={"size": "enormous"}, twin=False)
     directory = max(chaos.harness.directory.glob("[0-9]*-*"))
@@ -247,9 +251,13 @@ def test_a_run_that_breaks_off_says_why(chaos: Chaos) -> None:
 
 def test_how_a_command_ended_is_written_down_for_each_node(chaos: Chaos) -> None:
     outcome = run_command(chaos, Kill(rank=0, at_step=5), steps=200)
-    (struck,) = records(outcome, Event.INJECTED)
+    (injected,) = records(outcome, Event.INJECTED)
     (started,) = records(outcome, Event.COMMAND_STARTED)
-    assert (struck["node"], struck["pid"], struck["generation"]) == ("node0", started["pid"], None)
+    assert (injected["node"], injected["pid"], injected["generation"]) == (
+        "node0",
+        started["pid"],
+        None,
+    )
     (ended,) = records(outcome, Event.RUN_ENDED)
     assert (ended["reason"], ended["ok"], ended["exits"]) == (
         "ended",

@@ -1,4 +1,6 @@
-"""The reference: plain PyTorch shows what the runtime does wrong in every run, and says where it shows nothing."""
+"""The reference: plain PyTorch shows errors that the runtime makes in every run, or reports why it
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaoskit import BadInput, judge_directory
@@ -28,7 +30,7 @@ from chaoskit.experiment.reference.reference import (
 from chaoskit.experiment.twin.twin import Twin
 from chaoskit.job import JobSpec
 from chaoskit.journal import read_events
-from chaoskit.plain import PlainAnswer, Request, dealt, in_halves
+from chaoskit.plain import PlainAnswer, Request, dealt_samples, sum_in_halves
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runlog.history import History
 from chaoskit.runlog.outcome import Check, Outcome
@@ -43,6 +45,7 @@ TINY: dict[str, Any] = {"size": "tiny"}
 
 
 def of(outcome: Outcome, name: str) -> Check:
+    """Return the check with this name."""
     return next(check for check in outcome.checks if check.name == name)
 
 
@@ -51,7 +54,7 @@ def of(outcome: Outcome, name: str) -> Check:
 )
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_a_mistake_in_every_run_is_seen(chaos: Chaos, how: str, reduction: str) -> None:
-    """The twin has it, too, and is equal."""
+    """The reference shows a mistake that the twin makes, too."""
     plan = {"nodes": 2, "shards": 3, "spares": 0, "reduction": reduction, "options": {"how": how}}
     outcome = chaos.run(JOB, steps=10, reference="required", check=False, **plan)
     assert of(outcome, "losses equal the twin's").verdict == Verdict.PASSED
@@ -61,7 +64,11 @@ def test_a_mistake_in_every_run_is_seen(chaos: Chaos, how: str, reduction: str) 
 
 
 def test_a_sampler_that_is_wrong_in_every_run_is_seen(chaos: Chaos) -> None:
-    """Plain PyTorch is given the samples that journals name, so it does not see it, and neither does the twin."""
+    """A wrong sampler violates a property.
+
+    Neither the twin nor the reference can show it: plain PyTorch is given the samples that journals
+    name.
+    """
     plan = {"nodes": 2, "shards": 3, "spares": 0, "options": {"how": "deals_half_twice"}}
     outcome = chaos.run(JOB, steps=10, reference="required", check=False, **plan)
     assert outcome.verdict == Verdict.FAILED
@@ -106,7 +113,9 @@ def test_a_faithful_run_equals_plain_pytorch(
 def test_a_rank_that_is_lost_where_states_are_told(
     chaos: Chaos, job: str, plan: dict[str, Any], at_step: int
 ) -> None:
-    """The step is told of again, by the ranks of the next generation, and their word counts."""
+    """The ranks of the next generation describe the state of the step again, and their description
+    counts.
+    """
     outcome = chaos.run(
         job,
         steps=11,
@@ -117,18 +126,18 @@ def test_a_rank_that_is_lost_where_states_are_told(
         **plan,
     )
     assert of(outcome, STATE).verdict == Verdict.PASSED
-    told = [
+    records = [
         record
         for record in read_events(Path(outcome.directory) / "journal", Event.STATE)
         if record["step"] == 8
     ]
-    assert told
-    if job == "fsdp" and at_step == 8:  # whose ranks all begin anew
-        assert len({record["generation"] for record in told}) == 2
+    assert records
+    if job == "fsdp" and at_step == 8:  # all ranks of this job begin again
+        assert len({record["generation"] for record in records}) == 2
 
 
 def test_a_state_that_no_rank_told_is_unknown(chaos: Chaos, tmp_path: Path) -> None:
-    """Neither is it where the reference has lost its own."""
+    """The verdict is unknown if no rank described its state, or the reference has lost its own."""
     outcome = chaos.run(
         JOB, steps=10, nodes=2, shards=3, spares=0, reference="required", twin=False
     )
@@ -136,18 +145,18 @@ def test_a_state_that_no_rank_told_is_unknown(chaos: Chaos, tmp_path: Path) -> N
     journals = Journals(silent)
     journals.drop(lambda _, record: record["event"] == Event.STATE and record["step"] == 8)
     journals.write()
-    assert "no rank described its state behind 8 steps" in of(judge_directory(silent), STATE).detail
+    assert "no rank described its state after 8 steps" in of(judge_directory(silent), STATE).detail
     assert judge_directory(silent).verdict == Verdict.UNKNOWN
     cut = shutil.copytree(outcome.directory, tmp_path / "cut")
     reference = msgspec.json.decode((cut / "reference.json").read_bytes())
     (cut / "reference.json").write_bytes(msgspec.json.encode(reference | {"state": {}}))
     assert of(judge_directory(cut), STATE).verdict == Verdict.UNKNOWN
     (cut / "reference.json").write_bytes(msgspec.json.encode(reference | {"trained": "0" * 32}))
-    assert "reference.json: it is of another run" in judge_directory(cut).reasons[0]
+    assert "reference.json: it belongs to another run" in judge_directory(cut).reasons[0]
 
 
 def test_a_step_that_was_skipped_ends_what_is_compared(chaos: Chaos) -> None:
-    """Plain PyTorch takes the steps before it, behind which no rank describes its state."""
+    """Plain PyTorch takes the steps before a skipped one, and no state is compared."""
     plan = {"steps": 10, "nodes": 2, "options": TINY, "reference": "required", "twin": False}
     outcome = chaos.run("gpt", faults=[BadBatch(at_step=4)], **plan)
     assert of(outcome, NAME).detail.startswith("4 losses")
@@ -205,7 +214,9 @@ def train(trainer, *, steps):
 def test_a_model_that_is_sharded_in_another_type_is_not_known(
     tmp_path: Path, undo: UndoLog
 ) -> None:
-    """Here it would compute in the type of its weights, with other rounding."""
+    """A model with mixed precision has no reference, which would compute in the type of the
+    weights.
+    """
     job = tmp_path / "mixed.py"
     job.write_text(MIXED)
     request = Request(JobSpec(str(job), options={"steps": 2}), 1, [[[0, 1], [2, 3]]] * 2)
@@ -250,7 +261,7 @@ def train(trainer, *, steps):
 
 
 def test_where_plain_pytorch_breaks_nothing_is_known(chaos: Chaos, tmp_path: Path) -> None:
-    """Neither of the first steps, nor of how far right runs end apart."""
+    """The verdict is unknown if plain PyTorch breaks: there is neither a reference nor a floor."""
     job = tmp_path / "breaks.py"
     job.write_text(BREAKS)
     plan = {"steps": 4, "nodes": 2, "spares": 0, "shards": 3, "reduction": "fast", "check": False}
@@ -280,10 +291,12 @@ def train(trainer, *, steps, hurry):
 def test_an_answer_that_came_too_late_is_asked_for_again(
     tmp_path: Path, undo: UndoLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that was busy once would have turned the reference off for as long as the code stays the same."""
+    """A late answer is not kept: a busy machine would turn the reference off until the code
+    changes.
+    """
     monkeypatch.setenv(
         "XDG_CACHE_HOME", str(tmp_path / "cache")
-    )  # an earlier session had a job at the same path
+    )  # an earlier session may have had a job at the same path
     job, hurry = tmp_path / "slow.py", tmp_path / "hurry"
     job.write_text(SLOW)
     request = Request(
@@ -295,7 +308,10 @@ def test_an_answer_that_came_too_late_is_asked_for_again(
 
 
 def test_losses_whose_rounding_is_not_known_are_not_compared(chaos: Chaos, tmp_path: Path) -> None:
-    """The job trains with its own seed, and with none of those by which two orders of the sum are compared."""
+    """A job that trains with its own seed alone has no known rounding.
+
+    Two orders of a sum are compared under other seeds.
+    """
     job = tmp_path / "one_seed.py"
     job.write_text(ONE_SEED)
     outcome = chaos.run(
@@ -333,7 +349,7 @@ def test_losses_are_compared_step_by_step() -> None:
 
 
 class _Term:
-    """A sum that is written down."""
+    """A term that writes its sums out as text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -345,16 +361,22 @@ class _Term:
         return self._text
 
 
+@settings(deadline=None)
 @given(st.integers(1, 70))
 def test_both_statements_of_the_order_of_a_sum_agree(count: int) -> None:
-    """The runtime adds subtrees as they arrive; the reference splits in halves."""
+    """The runtime adds subtrees as they arrive, and the reference splits in halves: both orders
+    agree.
+    """
     held = {Subtree(shard, shard + 1): f"{shard}" for shard in range(count)}
     for merge in merge_order(held, count):
         held[merge.parent] = f"({held.pop(merge.left)}+{held.pop(merge.right)})"
 
-    assert str(in_halves([_Term(f"{shard}") for shard in range(count)])) == held[Subtree(0, count)]
+    assert (
+        str(sum_in_halves([_Term(f"{shard}") for shard in range(count)])) == held[Subtree(0, count)]
+    )
 
 
+@settings(deadline=None)
 @given(
     size=st.integers(1, 3000),
     seed=st.integers(0, 2**62),
@@ -364,11 +386,11 @@ def test_both_statements_of_the_order_of_a_sum_agree(count: int) -> None:
 def test_both_statements_of_the_order_of_samples_agree(
     size: int, seed: int, first: int, count: int
 ) -> None:
-    """The runtime permutes arrays of NumPy; the reference one number at a time."""
-    wanted = [
+    """The runtime permutes arrays of NumPy, and the reference single numbers: both orders agree."""
+    positions = [
         int(Positions(size, 1, seed).stretch(place, 1)[0]) for place in range(first, first + count)
     ]
-    assert dealt(size, seed, first, count) == wanted
+    assert dealt_samples(size, seed, first, count) == positions
 
 
 def test_the_wish_is_part_of_a_plan(tmp_path: Path) -> None:

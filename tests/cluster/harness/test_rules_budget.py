@@ -1,4 +1,6 @@
-"""Patterns that backtrack without end: each is interrupted, switched off and told of, and harms nobody."""
+"""A pattern that backtracks without end is interrupted, switched off and reported, and harms no
+process.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ import msgspec
 import pytest
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.injection.command_rules import NodeLogs as CommandLogs
+from chaoskit.experiment.injection.command_rules import CommandLogs
 from chaoskit.journal import Journal, read_journals
 from chaoskit.logs.process import LogLine, NodeLogs, start_log_process
-from chaoskit.logs.watcher import Standing
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.logs.watcher import RankStanding
+from chaoskit.process.progress_board import Board
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.rules import check_log_rules, parse_rules, read_rules, replay_log
-from chaoskit.rules.budget import LINE_CHARS_MAX, Budget, TooSlow
+from chaoskit.rules.budget import LINE_CHARS_MAX, Budget, PatternTooSlow
 from chaoskit.rules.patterns import nests_repeats
 from chaoskit.suites.goals import happened
 from chaoskit.vocabulary import Event, Phase
@@ -40,7 +42,7 @@ def test_a_pattern_is_interrupted_and_the_next_one_is_not() -> None:
     before = signal.getsignal(signal.SIGVTALRM)
     with Budget() as budget:
         for _ in range(2):
-            with pytest.raises(TooSlow):
+            with pytest.raises(PatternTooSlow):
                 budget.match(re.compile(ENDLESS), RIDDLE)
             assert budget.match(re.compile("a+"), RIDDLE)
     assert signal.getsignal(signal.SIGVTALRM) == before
@@ -48,16 +50,16 @@ def test_a_pattern_is_interrupted_and_the_next_one_is_not() -> None:
 
 
 def test_in_another_thread_there_is_no_limit_and_nothing_is_harmed() -> None:
-    found = []
+    matches = []
 
     def match() -> None:
         with Budget(1e-6) as budget:
-            found.append(budget.match(re.compile(r"(a+)+$"), "a" * 22 + "!"))
+            matches.append(budget.match(re.compile(r"(a+)+$"), "a" * 22 + "!"))
 
     thread = threading.Thread(target=match)
     thread.start()
     thread.join()
-    assert found == [None]
+    assert matches == [None]
 
 
 def logs_of(directory: Path, *rules: dict[str, Any]) -> NodeLogs:
@@ -65,31 +67,31 @@ def logs_of(directory: Path, *rules: dict[str, Any]) -> NodeLogs:
 
 
 def test_a_rule_is_switched_off_once_on_all_logs_of_the_node(tmp_path: Path) -> None:
-    """The others go on, also on the line that was too much for it."""
+    """The other rules go on, even on the line that took too long."""
     logs = logs_of(tmp_path, SLOW, LOSS)
     standings = {
-        worker: Standing(1, rank, 0, waits=False) for rank, worker in enumerate(("a.0", "a.1"))
+        worker: RankStanding(1, rank, 0, waits=False) for rank, worker in enumerate(("a.0", "a.1"))
     }
     for worker in standings:
         (tmp_path / f"{worker}.log").write_text(f"{RIDDLE}\nloss 1\n{RIDDLE}\n")
-    told: list[Message] = []
+    reports: list[Message] = []
     with logs._budget:
         for look in range(1, 100):
-            told += logs.look(standings, look * 0.05)
+            reports += logs.look(standings, look * 0.05)
     fired = [
-        (one.worker, one.rule, one.verdict, one.action)
-        for one in told
-        if isinstance(one, RuleFired)
+        (report.worker, report.rule, report.verdict, report.action)
+        for report in reports
+        if isinstance(report, RuleFired)
     ]
     assert fired == [
         ("a.0", "riddle", "switched-off", "alert"),
         ("a.0", "loss", "faulted", "restart-process"),
         ("a.1", "loss", "faulted", "restart-process"),
     ], "and nobody is called hanging for what is not looked for"
-    (off, *_) = [one for one in told if isinstance(one, RuleFired)]
+    (off, *_) = [report for report in reports if isinstance(report, RuleFired)]
     assert off.line == RIDDLE
     assert off.reason == "its pattern takes more than 0.1 s of CPU time for a line"
-    assert LinesMatched("a.1", ("loss",)) in told
+    assert LinesMatched("a.1", ("loss",)) in reports
 
 
 def test_long_lines_are_cut(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_long_lines_are_cut(tmp_path: Path) -> None:
     assert len(check_log_rules(parse_rules([begins]), log, period_s=1)) == 1
 
 
-# -- the process --------------------------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------------------
 
 
 def test_it_answers_from_a_process_of_its_own_and_its_end_is_told(tmp_path: Path) -> None:
@@ -110,25 +112,25 @@ def test_it_answers_from_a_process_of_its_own_and_its_end_is_told(tmp_path: Path
     (tmp_path / "a.0.log").write_text(f"{RIDDLE}\nloss 1\n")
     rules = parse_rules([SLOW, LOSS])
     line, pid = start_log_process("a", rules, tmp_path, ())
-    told: list[RuleFired] = []
+    reports: list[RuleFired] = []
 
-    def tell(message: Message) -> None:
+    def send(message: Message) -> None:
         if isinstance(message, RuleFired):
-            told.append(message)
+            reports.append(message)
             if message.rule == "loss":
                 os.kill(pid, signal.SIGKILL)
 
     asyncio.run(
-        asyncio.wait_for(LogLine("a", rules, line, lambda: [("a.0", board)], tell).run(), LIMIT_S)
+        asyncio.wait_for(LogLine("a", rules, line, lambda: [("a.0", board)], send).run(), LIMIT_S)
     )
     os.waitpid(pid, 0)
-    assert [(one.worker, one.rule, one.verdict) for one in told] == [
+    assert [(report.worker, report.rule, report.verdict) for report in reports] == [
         ("a.0", "riddle", "switched-off"),
         ("a.0", "loss", "faulted"),
         ("", "riddle, loss", "switched-off"),
     ]
-    assert told[-1].action == "alert"
-    assert "the process that matches patterns on a has ended" in told[-1].reason
+    assert reports[-1].action == "alert"
+    assert "the process that matches patterns on a has ended" in reports[-1].reason
 
 
 def test_it_ends_with_its_agent(tmp_path: Path) -> None:
@@ -139,7 +141,9 @@ def test_it_ends_with_its_agent(tmp_path: Path) -> None:
 
 @pytest.mark.promise("is interrupted, and its rule is off on that node until the agent ends")
 def test_a_pattern_without_end_costs_a_run_nothing(chaos: Chaos) -> None:
-    """Every rank prints what it cannot be matched with. Its node is not lost, and another rule still does its work."""
+    """Every rank prints a line that the pattern cannot be matched with; no node is lost, and
+    another rule still works.
+    """
     rules = [
         SLOW,
         {"name": "bad", "logPattern": r"step 9 (loss)", "faultOnMatch": True, "action": "alert"},
@@ -158,14 +162,14 @@ def test_a_pattern_without_end_costs_a_run_nothing(chaos: Chaos) -> None:
     journal = read_journals(Path(outcome.directory) / "journal")
     assert [record for record in journal if record.event in (Event.DETECTED, Event.NODE_LOST)] == []
     fired = [
-        (one["rule"], one["verdict"], one["rank"])
-        for one in journal
-        if one.event == Event.RULE_FIRED
+        (record["rule"], record["verdict"], record["rank"])
+        for record in journal
+        if record.event == Event.RULE_FIRED
     ]
     assert sorted(fired) == sorted((rule, what, rank) for rank in (0, 1) for rule, what in (
         ("riddle", "switched-off"), ("bad", "faulted"),
     ))  # fmt: skip
-    assert {(one.rule, one.action) for one in outcome.rules_fired} == {
+    assert {(record.rule, record.action) for record in outcome.rules_fired} == {
         ("riddle", "alert"),
         ("bad", "alert"),
     }
@@ -176,11 +180,13 @@ def test_the_log_of_a_command_cannot_hold_up_the_harness(tmp_path: Path) -> None
     logs = CommandLogs(parse_rules([SLOW, LOSS]), ["node0"], journal, 0.0)
     logs.feed("node0", f"{RIDDLE}\nloss 1\n{RIDDLE}\n".encode(), 0.1, None)
     journal.close()
-    fired = [(one["rule"], one["verdict"], one["action"]) for one in read_journals(tmp_path)]
+    fired = [
+        (record["rule"], record["verdict"], record["action"]) for record in read_journals(tmp_path)
+    ]
     assert fired == [("riddle", "switched-off", "alert"), ("loss", "faulted", "alert")]
 
 
-# -- offline ------------------------------------------------------------------------------------------------------
+# -- offline ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -197,17 +203,17 @@ BEHIND = SLOW | {"logPattern": rf"\S+ \S+ {ENDLESS}"}
 
 
 def test_a_replay_says_which_line_is_too_slow(log: Path) -> None:
-    (found,) = check_log_rules(parse_rules([BEHIND]), log, tail_s=900)
-    assert (found.verdict, found.action) == ("switched-off", "alert")
-    assert found.reason == "its pattern takes more than 0.1 s of CPU time for a line: line 2"
+    (finding,) = check_log_rules(parse_rules([BEHIND]), log, tail_s=900)
+    assert (finding.verdict, finding.action) == ("switched-off", "alert")
+    assert finding.reason == "its pattern takes more than 0.1 s of CPU time for a line: line 2"
 
 
 @pytest.mark.parametrize("place", [0, 2])
 def test_also_of_a_line_without_a_time(tmp_path: Path, place: int) -> None:
     path, lines = tmp_path / "log", ["2026-03-01 12:00:00 x", "2026-03-01 12:00:01 loss 2"]
     path.write_text("\n".join([*lines[:place], RIDDLE, *lines[place:]]))
-    (found,) = replay_log(parse_rules([SLOW]), path)
-    assert [one.reason.rpartition(": ")[2] for one in found.fired] == [f"line {place + 1}"]
+    (replay,) = replay_log(parse_rules([SLOW]), path)
+    assert [finding.reason.rpartition(": ")[2] for finding in replay.fired] == [f"line {place + 1}"]
     path.write_text("\n".join([*lines[:place], "loss 1", *lines[place:]]))
     with pytest.raises(BadInput, match="record it with a timestamp"):
         replay_log(parse_rules([LOSS]), path)
@@ -221,10 +227,10 @@ def test_the_command_line_fails_and_names_the_line(log: Path, tmp_path: Path) ->
     command = [sys.executable, "-m", "chaoskit", "rules", "test", str(rules), str(log)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 1, done.stderr
-    told = " ".join(done.stdout.split())
+    output = " ".join(done.stdout.split())
     assert (
         "riddle: switched-off, its pattern takes more than 0.1 s of CPU time for a line: line 2 -> alert"
-        in told
+        in output
     )
     expected = [*command, "--expect", "riddle:switched-off"]
     assert (
@@ -241,10 +247,10 @@ def test_a_repeat_within_a_repeat_is_warned_of(tmp_path: Path, pattern: str) -> 
         msgspec.json.encode([{"name": "one", "logPattern": "x", "stopPattern": pattern}])
     )
     log.write_text("2026-03-01 12:00:00 x\n")
-    (found,) = replay_log(read_rules(rules), log)
-    assert [one.partition(" has ")[0] for one in found.warnings if "repeat" in one] == [
-        "stopPattern"
-    ]
+    (replay,) = replay_log(read_rules(rules), log)
+    assert [
+        warning.partition(" has ")[0] for warning in replay.warnings if "repeat" in warning
+    ] == ["stopPattern"]
 
 
 @pytest.mark.parametrize(

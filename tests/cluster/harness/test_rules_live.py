@@ -1,4 +1,4 @@
-"""Log rules on real runs: a rank that goes quiet, slow or NaN is replaced, and no other is."""
+"""Log rules on real runs: a rank that goes quiet, slow or NaN is replaced, and no other rank."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from chaoskit.wire.messages import Heartbeat, Welcome, WorkerLost
 from faults import BadBatch, Hang, Kill, Straggle
 
 JOB = "../../jobs/logs/printing.py"
-#: As if there were no other detector: what a rule does not find is not found.
+#: Limits that turn all other detectors off.
 BLIND: dict[str, Any] = {
     "hang_steps": 1e6,
     "hang_floor_ms": 10_000_000,
     "collective_timeout_s": 20_000.0,
 }
-#: Far above what a rank may wait for a CPU on a busy machine. Short limits are tested on a clock of their own, in
-#: test_logwatch.
+#: Far above the time that a rank may wait for a CPU on a busy machine.
+#: Short limits are tested on a clock of their own, in test_logwatch.
 OFTEN_S = 10.0
 SLOW_MS, STRAGGLE_MS = 1000.0, 2000.0
 LINE = r"step \d+ loss (\S+) took (?:\S+) ms"
@@ -43,7 +43,7 @@ SLOW = {
     "operator": "gt",
     "metricEvaluationDataPoints": 3,
 }
-#: Fires at the first line of each rank: it shows that rules are looked at.
+#: A rule that fires at the first line of each rank: evidence that rules are evaluated.
 SEEN = SLOW | ALERT | {"name": "seen", "metricThreshold": 0, "metricEvaluationDataPoints": 1}
 
 
@@ -78,7 +78,9 @@ def fired(outcome: Outcome) -> list[tuple[str, str, int]]:
     "the worker is given up with the cause `log rule`, and replaced as any other lost rank"
 )
 def test_a_rank_that_goes_quiet_is_replaced_in_time(chaos: Chaos) -> None:
-    """Only the rank that hangs is given up, though the others are as quiet: they wait for it."""
+    """A rank that hangs is given up, and none of the others, which are as quiet because they wait
+    for it.
+    """
     outcome = run(chaos, QUIET, faults=[Hang(rank=1, at_step=8, how="spin")], **BLIND)
     assert lost(outcome) == [(1, "log rule")]
     assert fired(outcome) == [("quiet", "hanging", 1)]
@@ -95,7 +97,7 @@ def test_a_rank_that_goes_quiet_is_replaced_in_time(chaos: Chaos) -> None:
 
 
 def test_a_slow_rank_is_replaced(chaos: Chaos) -> None:
-    """A rank whose printed time is above the limit three times in a row is replaced."""
+    """A rank is replaced after three printed times above the limit in a row."""
     fault = Straggle(rank=2, at_step=8, delay_ms=STRAGGLE_MS, steps=30)
     outcome = run(chaos, SLOW, faults=[fault], **BLIND)
     assert lost(outcome) == [(2, "log rule")]
@@ -112,7 +114,7 @@ def test_a_slow_rank_is_replaced(chaos: Chaos) -> None:
     "the journal (`rule_fired`), live views and the outcome (`outcome.rules_fired`) tell of it"
 )
 def test_an_alert_is_told_and_nothing_is_done(chaos: Chaos) -> None:
-    """The action ``alert`` writes down that the rule fired, and replaces no rank."""
+    """The action ``alert`` records that the rule fired, and replaces no rank."""
     fault = Straggle(rank=2, at_step=8, delay_ms=STRAGGLE_MS, steps=4)
     outcome = run(chaos, SLOW | {"action": "alert"}, faults=[fault], spares=0, steps=20, **BLIND)
     assert lost(outcome) == []
@@ -131,7 +133,9 @@ def test_a_bad_batch_that_is_printed_is_no_false_alarm(chaos: Chaos) -> None:
 @pytest.mark.slow
 @pytest.mark.promise("the next one ends the job and says so")
 def test_without_a_fault_a_rule_that_fires_is_a_false_alarm(chaos: Chaos) -> None:
-    """All print NaN from a step on: one restart a generation, and an end when restarts do not help."""
+    """If all ranks print NaN, each generation has one restart, and the job ends when restarts do
+    not help.
+    """
     outcome = run(
         chaos, QUIET, nodes=2, options={"nan_from": 8}, check=False, steps=1000, twin=False
     )
@@ -150,23 +154,25 @@ def test_without_a_fault_a_rule_that_fires_is_a_false_alarm(chaos: Chaos) -> Non
 
 @pytest.mark.promise("the next one counts restarts in a row on")
 def test_restarts_are_counted_though_the_coordinator_is_killed_after_each(chaos: Chaos) -> None:
-    """What it has decided is in its record: else the next one would begin to count anew, and restart ranks forever."""
+    """The count of restarts is in the coordinator's log; otherwise the next one would restart ranks
+    for ever.
+    """
     coordinator, killed_for = 0, set[str]()
 
-    def assassin(message: Any) -> None:
+    def watch(message: Any) -> None:
         nonlocal coordinator
         if isinstance(message, Welcome):
             coordinator = message.pid
-        known = (
+        is_repeated = (
             not isinstance(message, WorkerLost) or message.worker in killed_for
-        )  # the next one tells of it again
-        if coordinator and not known and len(killed_for) < 2:
+        )  # the next coordinator reports it again
+        if coordinator and not is_repeated and len(killed_for) < 2:
             os.kill(coordinator, signal.SIGKILL)
             coordinator = 0
             killed_for.add(message.worker)
 
     settings = {"options": {"nan_from": 8}, "check": False, "steps": 1000, "twin": False}
-    outcome = run(chaos, QUIET, nodes=2, watch=assassin, **settings)
+    outcome = run(chaos, QUIET, nodes=2, watch=watch, **settings)
     assert outcome.reasons[0].startswith(
         "training completed: log rule quiet: the metric is 'nan', again after 2 "
     )
@@ -177,7 +183,7 @@ def test_restarts_are_counted_though_the_coordinator_is_killed_after_each(chaos:
 @pytest.mark.slow
 @pytest.mark.promise("`stopPattern` ends the watch of that worker for good.")
 def test_a_line_can_end_the_watch(chaos: Chaos) -> None:
-    """After a line with the stop pattern a rule watches that rank no more."""
+    """A rule stops watching a rank after a line with the stop pattern."""
     stops = SLOW | {"stopPattern": "the last lines"}
     fault = Straggle(rank=2, at_step=12, delay_ms=STRAGGLE_MS, steps=4)
     outcome = run(chaos, stops, faults=[fault], options={"stop_at": 6}, spares=0, steps=20, **BLIND)
@@ -186,7 +192,9 @@ def test_a_line_can_end_the_watch(chaos: Chaos) -> None:
 
 
 def test_recoveries_of_others_are_no_false_alarms(chaos: Chaos) -> None:
-    """A rank that waits for the recovery of another is not called hanging, though rules are looked at."""
+    """A rank that waits for the recovery of another is not called hanging, while rules are
+    evaluated.
+    """
     rules = [QUIET | {"expectedStartCutOffInSeconds": OFTEN_S}, SEEN]
     faults, goal = (
         [Kill(rank=1, at_step=8), Kill(rank=0, at_step=20)],
@@ -202,7 +210,9 @@ def test_recoveries_of_others_are_no_false_alarms(chaos: Chaos) -> None:
 def test_a_rank_that_never_prints_is_excused_while_another_one_prints(
     chaos: Chaos, tmp_path: Path
 ) -> None:
-    """Of ranks that never print none is called hanging while another prints; when that one is silent, it hangs."""
+    """A rank that never prints is not called hanging while another one prints; the printing rank
+    is, when it is silent.
+    """
     before, excused = set(chaos.harness.directory.iterdir()), tmp_path / "excused"
 
     def watch(message: Any) -> None:
@@ -219,7 +229,7 @@ def test_a_rank_that_never_prints_is_excused_while_another_one_prints(
     )
     assert lost(outcome) == [(0, "log rule")]
     assert silent_and_excused(Path(outcome.directory) / "journal") == {"node1.0", "node2.0"}
-    first = journal(outcome, Event.PLAN)[0]["members"][0]["worker"]  # two start on its node
+    first = journal(outcome, Event.PLAN)[0]["members"][0]["worker"]  # two workers start on its node
     assert f"{first} prints" in journal(outcome, Event.RULE_EXCUSED)[0]["detail"]
 
 
@@ -254,7 +264,7 @@ def test_a_node_can_be_replaced(chaos: Chaos) -> None:
 
 @pytest.mark.parametrize("action", ["restart-process", "alert"])
 def test_an_unbroken_run_hears_nothing_of_its_rules(chaos: Chaos, action: str) -> None:
-    """Rules that are looked at fire on no healthy rank."""
+    """Rules that are evaluated fire on no healthy rank."""
     rules = [
         QUIET | {"action": action, "expectedStartCutOffInSeconds": OFTEN_S},
         SLOW | {"action": action},
@@ -265,13 +275,15 @@ def test_an_unbroken_run_hears_nothing_of_its_rules(chaos: Chaos, action: str) -
     assert ({rule for rule, _, _ in fired(outcome)}, lost(outcome)) == ({"seen"}, [])
 
 
-# -- commands, and the ways in which rules are given --------------------------------------------------------------
+# -- commands, and sources of rules ----------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.promise("every action counts as `alert`")
 def test_the_rules_of_a_command_are_told_of(chaos: Chaos) -> None:
-    """Rules on the log of a command are told of; its launcher is under test, so nothing is done."""
+    """Rules on the log of a command are reported; its launcher is under test, so no action is
+    taken.
+    """
     script = (
         "for i in 1 2 3 4; do echo step $i loss $i; sleep 0.1; done; sleep 8; echo step 5 loss nan"
     )
@@ -286,8 +298,8 @@ def test_the_rules_of_a_command_are_told_of(chaos: Chaos) -> None:
     outcome = chaos.run(
         command=["sh", "-c", script], watch=watch, rules=rules, twin=False, deadline_s=300.0
     )
-    said = [(one.verdict, one.where, one.step, one.action) for one in outcome.rules_fired]
-    assert said == [("hanging", "node0", 4, "alert"), ("not-a-number", "node0", 4, "alert")]
+    reports = [(rule.verdict, rule.where, rule.step, rule.action) for rule in outcome.rules_fired]
+    assert reports == [("hanging", "node0", 4, "alert"), ("not-a-number", "node0", 4, "alert")]
 
 
 @pytest.mark.promise(
@@ -304,7 +316,7 @@ def test_rules_that_cannot_work_are_refused_before_the_start(
         if command is None
         else {"command": command, "watch": LogPatterns(step=r"(\d+)")}
     )
-    with pytest.raises(BadInput, match="mend the regular expression"):
+    with pytest.raises(BadInput, match="correct the regular expression"):
         chaos.run(**started, rules=bad)
 
 

@@ -1,4 +1,6 @@
-"""Shrinking experiments: what is simpler, when the search ends, and a broken job whose plan is shrunk for real."""
+"""Shrinking experiments: simpler candidates, the end of a search, and a broken job with a plan that is
+really shrunk.
+"""
 
 from __future__ import annotations
 
@@ -40,40 +42,42 @@ WRONG: Symptoms = frozenset(["losses equal the twin's"])
 FINE: Symptoms = frozenset()
 
 
-def planned(*faults: Fault, nodes: int = 4, steps: int = 30, **chosen: Any) -> Experiment:
-    return plan_experiment(JOB, nodes=nodes, steps=steps, faults=faults, **chosen)
+def planned(*faults: Fault, nodes: int = 4, steps: int = 30, **config: Any) -> Experiment:
+    return plan_experiment(JOB, nodes=nodes, steps=steps, faults=faults, **config)
 
 
 def oracle(fails: Callable[[Experiment], bool]) -> Callable[[Experiment, float], Symptoms]:
     return lambda experiment, deadline_s: WRONG if fails(experiment) else FINE
 
 
-# -- what is simpler ----------------------------------------------------------------------------------------------
+# -- candidates ------------------------------------------------------------------------------------
 
 
 @given(data=st.data(), nodes=st.integers(2, 4))
 @settings(deadline=None, max_examples=examples(15))
 def test_what_is_simpler_is_valid_and_ends(data: st.DataObject, nodes: int) -> None:
-    """Whatever candidate fails, the descent ends, and no plan that must be survived turns into one that need not be."""
+    """The descent ends for any failing candidates, and a plan that must be survived stays one."""
     faults = data.draw(
         fault_plans(nodes=nodes, steps=30, parameters=("0.weight",), most=3, sure=False)
     )
-    chosen = {"spares": data.draw(st.integers(0, 2)), "shards": data.draw(st.sampled_from((0, 6)))}
-    experiment, seen = planned(*faults, nodes=nodes, **chosen), set()
+    config = {"spares": data.draw(st.integers(0, 2)), "shards": data.draw(st.sampled_from((0, 6)))}
+    experiment, tried = planned(*faults, nodes=nodes, **config), set()
     for _ in range(200):
         candidates = list(simpler(experiment))
         for candidate in candidates:
-            assert encode(candidate) not in seen | {encode(experiment)}
+            assert encode(candidate) not in tried | {encode(experiment)}
             assert survivable(candidate.faults, nodes=candidate.config.nodes)
         if not candidates:
             break
-        seen.add(encode(experiment))
+        tried.add(encode(experiment))
         experiment = data.draw(st.sampled_from(candidates))
     assert not list(simpler(experiment))
 
 
 def test_the_simplest_experiments() -> None:
-    """If everything fails, nothing is left; if any fault is needed, one kill in the only step of two nodes."""
+    """If everything fails, nothing is left; if any fault is needed, one kill in the only step of
+    two nodes is left.
+    """
     faults = [
         NaN(rank=3, at_step=20, parameter="0.bias", where="activation"),
         Hang(rank=2, at_step=9, phase="reduce", how="gil"),
@@ -89,20 +93,20 @@ def test_the_simplest_experiments() -> None:
         reduction="fast",
         deadline_s=9,
     )
-    nothing = shrink(broken, oracle(lambda one: True), budget_s=60).experiment
+    nothing = shrink(broken, oracle(lambda candidate: True), budget_s=60).experiment
     assert (nothing.faults, nothing.config.nodes, nothing.steps) == ((), 1, 1)
-    one = shrink(broken, oracle(lambda one: len(one.faults) > 0), budget_s=60)
-    assert one.complete
-    assert one.experiment == planned(
+    single = shrink(broken, oracle(lambda candidate: len(candidate.faults) > 0), budget_s=60)
+    assert single.complete
+    assert single.experiment == planned(
         Kill(rank=0, at_step=0), nodes=2, steps=1, spares=0, deadline_s=9
     )
 
 
 def test_what_strikes_together_is_moved_together() -> None:
-    """Two faults in one step stay in one step, at the earliest that fails."""
+    """Two faults in one step stay in one step, the earliest that fails."""
 
-    def fails(one: Experiment) -> bool:
-        steps = [fault.at_step for fault in one.faults]
+    def fails(candidate: Experiment) -> bool:
+        steps = [fault.at_step for fault in candidate.faults]
         return len(steps) > 1 and min(steps) >= 4 and max(steps.count(step) for step in steps) == 2
 
     faults = [Kill(rank=1, at_step=5), Raise(rank=2, at_step=17), Kill(rank=3, at_step=17)]
@@ -111,11 +115,11 @@ def test_what_strikes_together_is_moved_together() -> None:
     assert shrunk.experiment == planned(*pair, nodes=3, steps=7, spares=0, deadline_s=9)
 
 
-# -- budget, flakiness, symptoms ----------------------------------------------------------------------------------
+# -- budget, flakiness, symptoms -------------------------------------------------------------------
 
 
 class Clock:
-    """A time that only runs pass."""
+    """A clock that runs move forward."""
 
     def __init__(self) -> None:
         self.time_s = 0.0
@@ -129,7 +133,7 @@ class Clock:
 def test_the_budget_is_kept_and_the_best_so_far_is_kept_too(
     budget_s: int, runs_max: int, run_s: int
 ) -> None:
-    """Never a run that begins after the end, and what comes back did fail."""
+    """No run begins after the end of the budget, and the result has failed."""
     clock, begun_s, failed = Clock(), [], []
 
     def run(experiment: Experiment, deadline_s: float) -> Symptoms:
@@ -148,7 +152,7 @@ def test_the_budget_is_kept_and_the_best_so_far_is_kept_too(
 
 
 def test_a_run_that_is_broken_off_says_nothing() -> None:
-    """The run under way at the end raises; the best so far stays."""
+    """The run in progress at the end raises, and the best plan so far is kept."""
     runs = 0
 
     def run(experiment: Experiment, deadline_s: float) -> Symptoms:
@@ -167,7 +171,7 @@ def test_a_run_that_is_broken_off_says_nothing() -> None:
 
 def test_what_does_not_fail_again_is_left_alone() -> None:
     broken = planned(Kill(rank=1, at_step=9))
-    shrunk = shrink(broken, oracle(lambda one: False), budget_s=60)
+    shrunk = shrink(broken, oracle(lambda candidate: False), budget_s=60)
     assert (shrunk.experiment, shrunk.failures, shrunk.trials, shrunk.complete) == (
         broken,
         0,
@@ -177,7 +181,7 @@ def test_what_does_not_fail_again_is_left_alone() -> None:
 
 
 def test_another_failure_is_another_story() -> None:
-    """A candidate that fails in another way than the original does not lead the search away."""
+    """A candidate that fails in another way than the original does not mislead the search."""
 
     def run(experiment: Experiment, deadline_s: float) -> Symptoms:
         if len(experiment.faults) == 2:
@@ -192,13 +196,15 @@ def test_another_failure_is_another_story() -> None:
 
 @pytest.mark.parametrize("rate", [0.8, 0.5])
 def test_flaky_failures_are_shrunk_too(rate: float) -> None:
-    """Seeded: of twenty searches most end at the two faults that matter, and none at less."""
+    """Most of twenty seeded searches end at the two faults that matter, and none at fewer."""
     exact = 0
     for seed in range(20):
-        chance = random.Random(seed)
+        generator = random.Random(seed)
         fails = oracle(
-            lambda one: {1, 2} <= {f.at_step for f in one.faults} and chance.random() < rate
-        )  # noqa: B023
+            lambda candidate: (
+                {1, 2} <= {f.at_step for f in candidate.faults} and generator.random() < rate  # noqa: B023
+            )
+        )
         broken = planned(*(Kill(rank=1, at_step=step) for step in (7, 1, 4, 2, 9)), nodes=2)
         shrunk = shrink(broken, fails, budget_s=60)
         steps = {fault.at_step for fault in shrunk.experiment.faults}
@@ -207,9 +213,10 @@ def test_flaky_failures_are_shrunk_too(rate: float) -> None:
     assert exact >= 15
 
 
-# -- for real -----------------------------------------------------------------------------------------------------
+# -- real runs -------------------------------------------------------------------------------------
 
-#: The pair comes first, where the search looks first: the other orders are tried above, where a run costs nothing.
+#: The pair comes first, as the search tries it first.
+#: Other orders are tested above, where runs cost nothing.
 TWO_AT_ONCE = (
     Kill(rank=1, at_step=12, phase="backward"),
     Raise(rank=2, at_step=12, message="x"),
@@ -220,7 +227,7 @@ TWO_AT_ONCE = (
 
 @pytest.mark.slow
 def test_a_broken_job_is_shrunk_to_what_breaks_it(tmp_path: Path) -> None:
-    """Of four faults, the two that strike in one step are left, and the minimal file fails again."""
+    """Two of four faults are left, which strike in one step, and the minimal file fails again."""
     job = f"{UNFAITHFUL}:loses_two"
     save(
         plan_experiment(job, steps=30, faults=TWO_AT_ONCE, nodes=4, spares=0, buckets=2),
@@ -238,26 +245,26 @@ def test_a_broken_job_is_shrunk_to_what_breaks_it(tmp_path: Path) -> None:
         at=tmp_path,
     )
     assert done.returncode == Verdict.FAILED.exit_code, done.stderr
-    said = json.loads(done.stdout)
-    assert said["symptoms"] == ["losses equal the twin's"]
-    assert f"chaoskit replay {said['plan']}" in done.stderr
-    minimal = load(tmp_path / said["plan"])
+    printed = json.loads(done.stdout)
+    assert printed["symptoms"] == ["losses equal the twin's"]
+    assert f"chaoskit replay {printed['plan']}" in done.stderr
+    minimal = load(tmp_path / printed["plan"])
     assert len(minimal.faults) == 2
-    # the second kill may come before the coordinator has heard of the first one, and both are lost in one step
+    # both may be lost in one step, if the coordinator hears of them together
     first, second = sorted(fault.at_step for fault in minimal.faults)
     assert second - first <= 1
     assert len({fault.rank for fault in minimal.faults}) == 2
     assert minimal.steps < 30
 
     again = _chaoskit(
-        "replay", said["plan"], "--times", "3", "--json", "--report", "again", at=tmp_path
+        "replay", printed["plan"], "--times", "3", "--json", "--report", "again", at=tmp_path
     )
     assert again.returncode == Verdict.FAILED.exit_code, again.stderr
-    said = json.loads(again.stdout)
-    assert said["failed"] >= 1
-    assert said["failure_interval"][0] < said["failed"] / 3 <= said["failure_interval"][1]
+    printed = json.loads(again.stdout)
+    assert printed["failed"] >= 1
+    assert printed["failure_interval"][0] < printed["failed"] / 3 <= printed["failure_interval"][1]
 
-    # One of the two alone is survived: it is the pair that breaks the job.
+    # A single fault of the pair is survived: only the pair breaks the job.
     save(replace(minimal, faults=minimal.faults[:1]), tmp_path / "one.json")
     assert _chaoskit("replay", "one.json", "--report", "one", at=tmp_path).returncode == 0
 
@@ -271,14 +278,14 @@ def _chaoskit(*arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
 def test_a_search_out_of_time_leaves_the_plan_and_nothing_running(
     chaos: Chaos, tmp_path: Path
 ) -> None:
-    """A run that is broken off in the middle ends its processes; the next one works."""
+    """A run that is broken off ends its processes, and the next run works."""
     endless = plan_experiment(
         f"{UNFAITHFUL}:never_ends", nodes=2, steps=10, faults=[Kill(rank=1, at_step=3)]
     )
-    told: list[str] = []
+    lines: list[str] = []
     path = tmp_path / "minimal.json"
     shrunk = shrink_to_file(
-        chaos.harness, endless, path, budget_s=3.0, twin=False, tell=told.append
+        chaos.harness, endless, path, budget_s=3.0, twin=False, tell=lines.append
     )
     assert (shrunk.runs, shrunk.failures, shrunk.complete) == (1, 0, False)
     assert load(path) == endless

@@ -50,7 +50,7 @@ def test_the_traceback_of_an_assertion_ends_in_the_test(
 
 @pytest.mark.costly
 def test_the_traceback_of_a_verdict_ends_in_the_test(pytester: pytest.Pytester) -> None:
-    """A verdict in a chain of errors, whose tracebacks pytest shows, ends at ``chaos.run``."""
+    """A verdict in a chain of errors, with all tracebacks shown, ends at ``chaos.run``."""
     pytester.makepyfile("""
         from chaoskit import LogPatterns
         from chaoskit.pytest_plugin import VerdictError

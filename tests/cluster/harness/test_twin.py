@@ -1,4 +1,6 @@
-"""The unbroken run with which others are compared: truly unbroken, and of the code of today."""
+"""The twin of a run, the unbroken run that it is compared with: truly unbroken, and made by the
+current code.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,14 @@ def twins(tmp_path: Path) -> TwinCache:
 
 @pytest.fixture
 def harness(chaos: Chaos, tmp_path: Path, twins: TwinCache) -> Iterator[Harness]:
-    """A harness that knows no twin yet."""
+    """Return a harness with an empty cache of twins."""
     harness = Harness(chaos.harness.host, tmp_path / "runs", twins)
     yield harness
     harness.close()
 
 
-class Assassin:
-    """Kills a rank in the middle of each of the first ``runs`` runs."""
+class Killer:
+    """A watcher that kills a rank in the middle of each of the first ``runs`` runs."""
 
     def __init__(self, runs: int) -> None:
         self._runs = runs
@@ -57,10 +59,10 @@ class Assassin:
                 os.kill(self._pids.pop(beat.worker), signal.SIGKILL)
 
 
-def plan(job: str = f"{TROUBLED}:plain", **chosen: Any) -> Experiment:
+def plan(job: str = f"{TROUBLED}:plain", **settings: Any) -> Experiment:
     return plan_experiment(
         job,
-        **{"nodes": 2, "steps": STEPS, "options": {"step_s": 0.02}, "deadline_s": 60.0} | chosen,
+        **{"nodes": 2, "steps": STEPS, "options": {"step_s": 0.02}, "deadline_s": 60.0} | settings,
     )
 
 
@@ -68,35 +70,36 @@ def runs_of(harness: Harness) -> int:
     return len(list(harness.directory.iterdir()))
 
 
-# -- unbroken -----------------------------------------------------------------------------------------------------
+# -- unbroken --------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("is no twin, however well it recovered: it is run again, once")
 def test_a_twin_that_lost_a_rank_is_run_again(harness: Harness, twins: TwinCache) -> None:
-    """It recovered, and its numbers are right; but nobody may take them for those of an unbroken run."""
-    found = harness.twin(plan(), Assassin(runs=1))
+    """A twin that recovered from a loss is run again, although its numbers are right."""
+    twin = harness.twin(plan(), Killer(runs=1))
     assert runs_of(harness) == 2
-    assert len(found.losses) == STEPS
-    assert twins.get(plan()) == found
+    assert len(twin.losses) == STEPS
+    assert twins.get(plan()) == twin
 
 
 def test_a_twin_that_breaks_again_is_an_error(harness: Harness, twins: TwinCache) -> None:
     with pytest.raises(
-        Interrupted, match=r"was broken by itself: detected node1\.0: exited .*run it again"
+        Interrupted,
+        match=r"was disturbed without a fault: detected node1\.0: exited .*run it again",
     ):
-        harness.twin(plan(), Assassin(runs=2))
+        harness.twin(plan(), Killer(runs=2))
     assert runs_of(harness) == 2
     assert twins.get(plan()) is None
 
 
 def test_a_twin_that_fails_by_its_job_is_not_run_again(harness: Harness) -> None:
-    """Its code raises on every rank."""
+    """A twin of code that raises on every rank is an error at once."""
     with pytest.raises(HarnessError, match="did not complete"):
         harness.twin(plan(f"{UNFAITHFUL}:fails_everywhere", options={}, max_failures=2))
     assert runs_of(harness) == 1
 
 
-# -- of the code of today -----------------------------------------------------------------------------------------
+# -- of the current code ---------------------------------------------------------------------------
 
 JOB = """
 import torch
@@ -121,7 +124,7 @@ LAYERS = "from torch import nn\n\ndef hidden():\n    return nn.Linear(4, 8)\n"
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """A job of three files, two of them in a package beside it."""
+    """Return the path of a job of three files, two of them in a package beside it."""
     path = tmp_path / "code" / "job.py"
     (path.parent / "parts").mkdir(parents=True)
     path.write_text(JOB)
@@ -134,7 +137,7 @@ def job(tmp_path: Path) -> Path:
     "part", ["runtime/step/trainer.py", "runtime/injection/clock.py", "elastic/scaling.py"]
 )
 def test_an_edit_of_the_runtime_is_another_twin(tmp_path: Path, part: str) -> None:
-    """Any module that the numbers of a run depend on, in whatever sub-folder it lies."""
+    """An edit of any module that the numbers depend on, in any folder, changes the digest."""
     package = tmp_path / "chaoskit"
     shutil.copytree(next(iter(chaoskit.__path__)), package)
     before = numerics_digest(package)
@@ -149,7 +152,7 @@ def test_an_edit_of_the_runtime_is_another_twin(tmp_path: Path, part: str) -> No
 )
 @pytest.mark.parametrize(
     ("helper", "text"),
-    # of another size: of the same size and second, Python would take the bytecode of before
+    # of another size: with equal size and second, Python would use the old bytecode
     [
         ("parts/layers.py", LAYERS.replace("8)", "8, bias=False)")),
         ("parts/rates.py", "RATE = 0.25\n"),
@@ -158,7 +161,7 @@ def test_an_edit_of_the_runtime_is_another_twin(tmp_path: Path, part: str) -> No
 def test_another_helper_is_another_twin(
     harness: Harness, job: Path, helper: str, text: str
 ) -> None:
-    """Wherever it lies, and whenever it is imported."""
+    """An edit of any helper of the job, whenever it is imported, makes another twin."""
     experiment = plan(str(job), options={}, steps=10)
     first = harness.twin(experiment)
     assert harness.twin(experiment) == first
@@ -170,7 +173,7 @@ def test_another_helper_is_another_twin(
 
 
 def test_a_job_elsewhere_has_a_twin_of_its_own(harness: Harness, job: Path, tmp_path: Path) -> None:
-    """A copy imports the helpers of its own folder: what has changed there, nobody sees in the first one's files."""
+    """A copy of a job imports the helpers of its own folder, and has its own twin."""
     first = harness.twin(plan(str(job), options={}, steps=10))
     copy = shutil.copytree(job.parent, tmp_path / "copy") / job.name
     (copy.parent / "parts" / "rates.py").write_text("RATE = 0.25\n")
@@ -182,14 +185,18 @@ def test_a_job_elsewhere_has_a_twin_of_its_own(harness: Harness, job: Path, tmp_
 
 
 def test_jobs_of_one_folder_have_twins_of_their_own(twins: TwinCache) -> None:
-    """Both functions are called ``train``, and take the same options."""
+    """Two jobs of one folder have different twins, though both functions are ``train`` with the
+    same options.
+    """
     twins.put(plan("gpt", options={}), Twin([1.0], "weights", "samples"))
     assert twins.get(plan("llama", options={})) is None
     assert twins.get(plan("gpt", options={})) is not None
 
 
 def test_only_the_users_files_count(harness: Harness, job: Path) -> None:
-    """Not torch's thousands, nor ours: those are in the key, by their versions and as a whole."""
+    """The sources of a twin omit files of torch and chaoskit: those are in the key, by version and
+    digest.
+    """
     twin = harness.twin(plan(str(job), options={}, steps=10))
     assert set(twin.sources) == {
         str(job),
@@ -218,7 +225,7 @@ def test_another_version_of_what_is_installed_is_another_twin(
 def test_sources_are_noted_as_they_were_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who edits a file after its import does not change what runs."""
+    """An edit after the import does not change the digest of the code that runs."""
     path = tmp_path / "imported_by_a_job.py"
     path.write_text("A = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Verdicts of the harness: runs that must fail, must stay unknown, must be errors, must be refused."""
+"""Verdicts of the harness: runs that fail, stay unknown, are errors, or are refused."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ JOBS = "../../jobs/wrong/unfaithful.py"
 
 
 def check(outcome: Outcome, name: str) -> Verdict:
-    """Verdict of the check of that name."""
+    """Return the verdict of the check with this name."""
     return next(check.verdict for check in outcome.checks if check.name == name)
 
 
-# -- must be unknown ----------------------------------------------------------------------------------------------
+# -- must be unknown -------------------------------------------------------------------------------
 
 
 @pytest.mark.promise(
     "One that the process survives leaves the fault without evidence, and the run's verdict `unknown`."
 )
 def test_a_signal_that_the_process_survives_is_unknown(chaos: Chaos) -> None:
-    """SIGURG is delivered and ignored: the fault was armed, nothing shows that it took effect."""
+    """SIGURG is delivered and ignored: the fault was armed, and has no evidence of an effect."""
     fault = Kill(rank=1, at_step=5, signum=signal.SIGURG)
     outcome = chaos.run(f"{JOBS}:faithful", nodes=2, steps=20, faults=[fault], check=False)
     assert outcome.verdict == Verdict.UNKNOWN
@@ -50,12 +50,14 @@ def test_a_signal_that_the_process_survives_is_unknown(chaos: Chaos) -> None:
 
 
 def test_a_fault_that_never_fires_is_unknown(chaos: Chaos) -> None:
-    """A fault that waits for a second loss, where there is only one, proves nothing."""
+    """A fault that waits for a second loss has no evidence if there is one loss."""
     faults = [Kill(rank=1, at_step=3), Kill(rank=0, during="detection", recovery=2)]
     outcome = chaos.run(f"{JOBS}:faithful", nodes=2, spares=0, steps=10, faults=faults, check=False)
     assert [fault.state for fault in outcome.faults] == ["confirmed", "not fired"]
     assert outcome.verdict == Verdict.UNKNOWN
-    assert [one.verdict for one in outcome.checks if one.name.startswith("evidence of")] == [
+    assert [
+        evidence.verdict for evidence in outcome.checks if evidence.name.startswith("evidence of")
+    ] == [
         Verdict.PASSED,
         Verdict.UNKNOWN,
     ]
@@ -63,7 +65,7 @@ def test_a_fault_that_never_fires_is_unknown(chaos: Chaos) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Pretended(Kill):
-    """A mistake in a fault: it does nothing, and says that its target was killed."""
+    """A faulty fault: it does nothing, and yields evidence that its target was killed."""
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()
@@ -74,30 +76,32 @@ class Pretended(Kill):
 
 @pytest.mark.promise("A fault that must be felt, and was not, is *unknown*")
 def test_a_fault_that_the_job_did_not_feel_is_unknown(chaos: Chaos) -> None:
-    """Its evidence alone does not make it one: after a kill its rank is lost. That its rank finished is an error."""
+    """Evidence of a kill is not enough: its rank must be lost, and a rank that finished is an
+    error.
+    """
     fault = Pretended(rank=1, at_step=5)
     outcome = chaos.run(f"{JOBS}:faithful", nodes=2, steps=20, faults=[fault], check=False)
     assert outcome.verdict == Verdict.ERROR
     evidence = next(check for check in outcome.checks if check.name.startswith("evidence of"))
     assert evidence.verdict == Verdict.UNKNOWN
-    assert "nothing followed that must follow it" in evidence.detail
-    assert "came to the end of the job" in outcome.reasons[0]
+    assert "no loss and no bad numbers followed, as they must" in evidence.detail
+    assert "reached the end of the job" in outcome.reasons[0]
 
 
 @pytest.mark.promise("`chaos.run` fails the test unless the verdict is `passed`.")
 def test_unknown_fails_the_test_and_names_the_fault(chaos: Chaos) -> None:
-    """``chaos.run`` does not return an outcome without evidence unless it is asked to."""
+    """``chaos.run`` raises for an outcome without evidence, unless ``check=False``."""
     fault = Kill(rank=0, at_step=5, signum=signal.SIGURG)
     with pytest.raises(VerdictError, match=r"unknown: evidence of Kill\(rank=0, at_step=5"):
         chaos.run(f"{JOBS}:faithful", nodes=2, steps=20, faults=[fault])
 
 
-# -- must fail ----------------------------------------------------------------------------------------------------
+# -- must fail -------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("the last shows as a difference from the twin in `chaos.run`")
 def test_another_loss_after_recovery_fails(chaos: Chaos) -> None:
-    """A job whose numbers depend on the process is caught by comparison with its twin."""
+    """A job with numbers that depend on the process fails in the comparison with its twin."""
     outcome = chaos.run(
         f"{JOBS}:remembers_its_process",
         nodes=2,
@@ -115,8 +119,12 @@ def test_another_loss_after_recovery_fails(chaos: Chaos) -> None:
     "A run that computed committed steps again has failed, unless `max_lost_steps` allows so many."
 )
 def test_losing_committed_steps_fails_unless_it_may_cost_them(chaos: Chaos) -> None:
-    """Rank 1 is gone and not replaced yet; then the node that has all the state is lost, its copies with it. What the
-    other node kept of the worker that it had lost long ago is where the training goes on."""
+    """A run that computes committed steps again fails, unless ``max_lost_steps`` allows it.
+
+    Rank 1 is lost and not replaced yet when the node with the whole state is lost, its copies
+    included. Training goes on from the other node's copy of the worker that it had lost long
+    before.
+    """
     faults = [
         FailLoad(rank=1, at_step=2, times=2),
         Kill(rank=1, at_step=4),
@@ -140,14 +148,16 @@ def test_a_job_that_fails_on_every_rank_fails(chaos: Chaos) -> None:
 
 
 def test_an_exception_of_the_job_is_its_own_failure_also_in_the_unbroken_run(chaos: Chaos) -> None:
-    """``failed``, with its last line; never ``error``, which says that chaoskit failed."""
+    """The verdict is ``failed``, with the exception's last line; ``error`` would mean that chaoskit
+    failed.
+    """
     outcome = chaos.run(f"{JOBS}:fails_everywhere", nodes=2, steps=10, max_failures=2, check=False)
     assert outcome.verdict == Verdict.FAILED
     assert any("five is not a good number" in reason for reason in outcome.reasons), outcome.reasons
 
 
 def test_a_run_past_its_deadline_fails(chaos: Chaos) -> None:
-    """Every run ends, and leaves nothing behind."""
+    """A run that does not end by itself ends at its deadline, and fails."""
     outcome = chaos.run(
         f"{JOBS}:never_ends", nodes=2, steps=20, twin=False, deadline_s=4.0, check=False
     )
@@ -185,30 +195,32 @@ def test_a_loss_that_no_fault_explains_is_a_false_alarm(chaos: Chaos, tmp_path: 
 def test_the_death_of_a_slow_rank_is_not_explained_by_its_slowness(
     chaos: Chaos, tmp_path: Path, fault: Fault
 ) -> None:
-    """A rank that was made slow, and is then killed from outside, is a false alarm: its slowness killed nothing."""
+    """The kill of a rank that was made slow is a false alarm: its slowness killed nothing."""
     pids: list[int] = []
     lost = workers_lost(tmp_path / "lost")
 
-    def kill_it(message: Any) -> None:
+    def kill_rank(message: Any) -> None:
         lost(message)
         if isinstance(message, AtHook):
             pids.append(message.pid)
         if isinstance(message, ActReport) and message.effective and pids:
             os.kill(pids.pop(), signal.SIGKILL)
 
-    plan: dict[str, Any] = {"nodes": 2, "steps": 20, "until": lost.until, "watch": kill_it}
+    plan: dict[str, Any] = {"nodes": 2, "steps": 20, "until": lost.until, "watch": kill_rank}
     outcome = chaos.run(f"{JOBS}:faithful", faults=[fault], **plan, check=False)
     assert outcome.faults[0].state == "confirmed"
     assert outcome.false_alarms == 1
     assert outcome.verdict == Verdict.FAILED
 
 
-# -- must be an error ---------------------------------------------------------------------------------------------
+# -- must be an error ------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("a harness that breaks makes it `error`")
 def test_a_dead_coordinator_is_a_harness_error(chaos: Chaos, tmp_path: Path) -> None:
-    """A coordinator that dies without a planned fault says nothing about the job: the verdict is an error."""
+    """A coordinator that dies without a planned fault shows nothing about the job: the verdict is
+    an error.
+    """
     coordinators: list[int] = []
 
     def kill_coordinator(message: Any) -> None:
@@ -231,17 +243,19 @@ def test_a_dead_coordinator_is_a_harness_error(chaos: Chaos, tmp_path: Path) -> 
 def test_every_start_puts_back_what_a_killed_harness_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that a dead harness had stopped, whose guard is dead, too, goes on as soon as the next one starts."""
+    """A process that a dead harness without a guard had stopped goes on as soon as the
+    next harness starts.
+    """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         os.kill(victim.pid, signal.SIGSTOP)
-        left = (
+        code = (
             "import os, signal; from chaoskit.substrate.undo import ContinueEntry, UndoLog\n"
             f"undo = UndoLog(); undo.plan(ContinueEntry({victim.pid}, {linux.start_ticks(victim.pid)}))\n"
             "os.kill(undo.guard_pid, signal.SIGKILL); os.waitpid(undo.guard_pid, 0); os._exit(9)"
         )
-        assert subprocess.run([sys.executable, "-c", left], check=False).returncode == 9
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
         LocalSubstrate().close()
         assert linux.state(victim.pid) != "T"
     finally:
@@ -249,7 +263,7 @@ def test_every_start_puts_back_what_a_killed_harness_left(
         victim.wait()
 
 
-# -- must be refused ----------------------------------------------------------------------------------------------
+# -- must be refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -278,7 +292,7 @@ def test_every_start_puts_back_what_a_killed_harness_left(
 def test_bad_input_is_refused_before_anything_starts(
     chaos: Chaos, plan: dict[str, Any], field: str, remedy: str
 ) -> None:
-    """One line names field, value and remedy; no process is started, no directory made."""
+    """A single line names field, value and remedy; no process is started, no directory made."""
     before = set(chaos.harness.directory.iterdir())
     with pytest.raises(BadInput, match=remedy) as refused:
         chaos.run(f"{JOBS}:faithful", **{"nodes": 2, "steps": 20, **plan})
@@ -300,15 +314,15 @@ def test_a_job_without_a_loss_is_refused(chaos: Chaos) -> None:
 
 
 def test_a_dataset_shorter_than_a_batch_is_refused(chaos: Chaos) -> None:
-    """The worker's refusal reaches the user as the same one line."""
+    """The worker's refusal reaches the user as the same single line."""
     with pytest.raises(BadInput, match="batch_size=128") as refused:
         chaos.run(f"{JOBS}:long_batch", nodes=2, steps=3, twin=False)
     assert refused.value.field == "dataset"
 
 
-# -- sessions -----------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
-#: Sessions of their own do not read our settings.
+#: Settings of a separate session, which does not read those of this repository.
 RELAXED = "[pytest]\nchaos_detection = relaxed\n"
 
 SESSION = """
@@ -349,7 +363,7 @@ def test_error(chaos):
 def test_the_worst_verdict_is_the_exit_status(
     pytester: pytest.Pytester, tests: str, status: int
 ) -> None:
-    """Passed 0, failed 1, unknown 10, error 11: a script can tell them apart."""
+    """The exit status is 0 for passed, 1 for failed, 10 for unknown, 11 for error."""
     pytester.makeini(RELAXED)
     pytester.makepyfile(test_session=SESSION.format(job=str(Path(__file__).parent / JOBS)))
     result = pytester.runpytest_subprocess(
@@ -387,7 +401,7 @@ def test_within_another_error(tmp_path):
 
 def test_with_a_note(tmp_path):
     error = HarnessError("no stream")
-    error.add_note("what was made is left: forbidden")
+    error.add_note("objects may be left on the cluster: forbidden")
     raise error
 
 def test_of_a_command(tmp_path):
@@ -408,7 +422,7 @@ def test_an_error_of_chaoskit_is_one_line_with_its_cause(pytester: pytest.Pytest
         "the driver ended; its last words: OSError: disk full",
         "no session; caused by KeyError: 'absent'",
         "pods do not run",
-        "no stream; what was made is left: forbidden",
+        "no stream; objects may be left on the cluster: forbidden",
     ]
     assert "no verdict: the unbroken run of train did not complete: status 1" in result.outlines
     assert "event loop" not in result.stdout.str()
@@ -430,7 +444,7 @@ def test_the_traceback_of_an_error_of_chaoskit_is_shown_on_request(
 def test_bad_input_fails_a_test_with_one_line_and_ends_the_session_with_2(
     pytester: pytest.Pytester,
 ) -> None:
-    """What is worse wins: a failed test beside it makes it 1."""
+    """The worst result counts: a failed test beside it makes the status 1."""
     pytester.makepyfile(
         test_session="""
         def test_refused(chaos):
@@ -451,7 +465,9 @@ def test_bad_input_fails_a_test_with_one_line_and_ends_the_session_with_2(
 def test_a_test_that_fails_after_a_run_that_passed_is_no_pass_in_the_report(
     pytester: pytest.Pytester,
 ) -> None:
-    """The verdict stays, as the recovery probability counts it; what reports show is the worse of the two."""
+    """Reports show the worse of verdict and test; the verdict stays, as the recovery probability
+    counts it.
+    """
     pytester.makeini(RELAXED)
     pytester.makepyfile(
         test_session=f"""
@@ -506,7 +522,7 @@ def test_a_marker_that_cannot_be_is_refused_at_collection(
 
 
 def test_the_command_line_goes_before_the_marker(pytester: pytest.Pytester) -> None:
-    """A nightly run chooses seed and repeats."""
+    """The command line, as of a nightly run, overrides seed and repeats."""
     pytester.makepyfile(
         test_session="""
         import pytest
@@ -544,7 +560,7 @@ def test_repeats_and_marker_defaults(pytester: pytest.Pytester) -> None:
 @pytest.mark.promise("how many recovered of those that were tried, with the Wilson score interval")
 @pytest.mark.costly
 def test_repeats_give_a_recovery_probability(pytester: pytest.Pytester) -> None:
-    """What a test judges by itself (``check=False``) counts neither for nor against."""
+    """A run with ``check=False``, which its test judges, does not count."""
     pytester.makeini(RELAXED)
     pytester.makepyfile(
         test_session=f"""
@@ -560,13 +576,15 @@ def test_repeats_give_a_recovery_probability(pytester: pytest.Pytester) -> None:
     options = ("--chaos-repeats", "2", "--chaos-report", "report", "-p", "no:cacheprovider")
     result = pytester.runpytest_subprocess(*options)
     result.assert_outcomes(passed=2)
-    told = "recovered in 2 of 2 runs: 100 %, 95 % interval 34.24 % to 100 %;*2 judged by their tests alone"
-    result.stdout.fnmatch_lines([told])
+    line = "recovered in 2 of 2 runs: 100 %, 95 % interval 34.24 % to 100 %;*2 judged by their tests alone"
+    result.stdout.fnmatch_lines([line])
 
 
 @pytest.mark.costly
 def test_a_session_counts_its_own_runs(pytester: pytest.Pytester) -> None:
-    """One report directory may be used again: the page and ``chaoskit report`` show all runs, by session."""
+    """A report directory may be used again: the page and ``chaoskit report`` show all runs, by
+    session.
+    """
     pytester.makeini(RELAXED)
     pytester.makepyfile(
         test_session=f"""
@@ -598,7 +616,7 @@ def test_a_session_counts_its_own_runs(pytester: pytest.Pytester) -> None:
 
 
 def test_a_report_directory_that_cannot_be_written_is_refused(pytester: pytest.Pytester) -> None:
-    """Usage errors come before any test."""
+    """A usage error comes before any test."""
     (pytester.path / "occupied").write_text("a file, not a directory")
     result = pytester.runpytest_subprocess("--chaos-report", "occupied/report")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

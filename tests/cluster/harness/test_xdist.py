@@ -1,4 +1,6 @@
-"""Chaos tests under pytest-xdist: each process its own supervisor and directories, one report, one exit status."""
+"""Chaos tests under pytest-xdist: a supervisor and directories per process, one report, one exit
+status.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ pytest.importorskip("xdist")
 
 JOB = f"{Path(__file__).parents[2] / 'jobs' / 'wrong' / 'unfaithful.py'}"
 
-#: Sessions of their own do not read our settings.
+#: Settings of a separate session, which does not read those of this repository.
 RELAXED = "[pytest]\nchaos_detection = relaxed\n"
 
 SESSION = f"""
@@ -64,7 +66,7 @@ def test_error(chaos):
 def test_two_workers_make_one_report_and_one_status(
     pytester: pytest.Pytester, tests: str, status: int, verdicts: list[str]
 ) -> None:
-    """As without xdist: the worst verdict is the exit status, and every outcome is in the report."""
+    """The worst verdict is the exit status, as without xdist, and every outcome is in the report."""
     pytester.makeini(RELAXED)
     pytester.makepyfile(test_session=SESSION)
     result = pytester.runpytest_subprocess(
@@ -85,14 +87,14 @@ def test_two_workers_make_one_report_and_one_status(
 
 @pytest.mark.slow
 def test_each_worker_has_its_own_supervisor(pytester: pytest.Pytester) -> None:
-    """Two processes never share one, and both work; neither survives its worker."""
+    """Two processes never share a supervisor, and both work; no supervisor survives its worker."""
     pytester.makeini(RELAXED)
     pytester.makepyfile(test_session=SESSION)
     result = pytester.runpytest_subprocess("-n", "2", "-k", "passes", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=4)
-    seen = {tuple(line.split()) for line in (pytester.path / "seen.txt").read_text().splitlines()}
-    assert {worker for worker, _ in seen} == {"gw0", "gw1"}
-    supervisors = [supervisor for _, supervisor in seen]
+    pairs = {tuple(line.split()) for line in (pytester.path / "seen.txt").read_text().splitlines()}
+    assert {worker for worker, _ in pairs} == {"gw0", "gw1"}
+    supervisors = [supervisor for _, supervisor in pairs]
     assert len(supervisors) == len(set(supervisors)) == 2
     wait_until(
         lambda: not any(Path(f"/proc/{supervisor}").exists() for supervisor in supervisors),

@@ -1,4 +1,6 @@
-"""Bits that flip silently in one process: found before they spread, the process replaced, the training the same."""
+"""Silent bit flips in one process are found before they spread; the process is replaced, and
+training is the same.
+"""
 
 from __future__ import annotations
 
@@ -35,24 +37,27 @@ def journal(outcome: Outcome, event: Event) -> list[Record]:
 
 
 def named(outcome: Outcome) -> set[tuple[str, str]]:
-    """Who was given up, and why."""
+    """Return the workers that were given up, and the causes."""
     return {(record["worker"], record["cause"]) for record in journal(outcome, Event.DETECTED)}
 
 
 def verdicts(outcome: Outcome) -> set[tuple[str, str]]:
-    """Who was suspected, and what came of it."""
+    """Return the suspected workers, and the verdicts."""
     return {(record["worker"], record["verdict"]) for record in journal(outcome, Event.CORRUPT)}
 
 
 def culprit(outcome: Outcome, rank: int = 1) -> str:
-    """The worker that had ``rank`` at first."""
+    """Return the worker that had ``rank`` at first."""
     worker: str = journal(outcome, Event.PLAN)[0]["members"][rank]["worker"]
     return worker
 
 
 @pytest.fixture
 def corrupted(chaos: Chaos, tmp_path: Path) -> Flipped:
-    """Runs the job with bits flipped in one process. No fault of the harness explains what is detected then."""
+    """Return a function that runs the job with bits flipped in one process.
+
+    The harness injects no fault that would explain the detection.
+    """
 
     def run(
         where: str,
@@ -93,25 +98,27 @@ def corrupted(chaos: Chaos, tmp_path: Path) -> Flipped:
 
 @pytest.fixture
 def clean(chaos: Chaos) -> Callable[[int], Outcome]:
-    """The same training without flips, for as many shards."""
+    """Return a function that trains the job without flips, for as many shards."""
     return lambda nodes: chaos.run(
         JOB, nodes=nodes, spares=0, steps=STEPS, deadline_s=60.0, twin=False
     )
 
 
 def assert_unharmed(outcome: Outcome, expected: Outcome) -> None:
-    """Everything but the alarms, which have no fault to belong to, is as in a run without flips."""
-    odd = [
+    """Assert that the run equals one without flips, except for the alarms, which belong to no
+    fault.
+    """
+    problems = [
         check
         for check in outcome.checks
         if check.verdict != Verdict.PASSED and check.name != "no false alarm"
     ]
-    assert not odd, (odd, outcome.directory)
+    assert not problems, (problems, outcome.directory)
     assert outcome.losses == expected.losses
     assert outcome.weights_digest == expected.weights_digest
 
 
-# -- state --------------------------------------------------------------------------------------------------------
+# -- state -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise(
@@ -140,7 +147,9 @@ def test_a_buffer_counts_as_it_was_before_the_forward_pass(corrupted: Flipped, c
 def test_of_two_ranks_the_one_that_contradicts_itself_is_guilty(
     corrupted: Flipped, clean: Any, where: str
 ) -> None:
-    """Two have no majority; but the guilty one remembers what it had after the last commit."""
+    """The guilty one of two ranks, which have no majority, remembers its state after the last
+    commit.
+    """
     outcome = corrupted(where, nodes=2, outside=where == "weight")
     assert named(outcome) == {(culprit(outcome), "corrupt")}
     assert_unharmed(outcome, clean(2))
@@ -150,7 +159,7 @@ def test_of_two_ranks_the_one_that_contradicts_itself_is_guilty(
 def test_of_two_ranks_it_is_found_guilty_when_the_slice_is_compared(
     corrupted: Flipped, where: str
 ) -> None:
-    """The flip is in none of the slices that all compare in that step: the guilty one remembers it until then."""
+    """The guilty rank remembers its state until the slice with the flip is compared."""
     outcome = corrupted(where, nodes=2, outside=where == "weight", state_hash_steps=16, steps=30)
     assert named(outcome) == {(culprit(outcome), "corrupt")}
     assert 6 < min(record["step"] for record in journal(outcome, Event.CORRUPT)) <= 6 + 16
@@ -158,7 +167,7 @@ def test_of_two_ranks_it_is_found_guilty_when_the_slice_is_compared(
 
 @pytest.mark.promise("else the job ends rather than guess")
 def test_two_ranks_that_cannot_tell_end_the_job(corrupted: Flipped) -> None:
-    """A learning rate is no tensor whose bits are remembered: nobody guesses."""
+    """The job ends, because the bits of a learning rate, which is no tensor, are not remembered."""
     outcome = corrupted("rate", nodes=2)
     assert "silent corruption at step 6" in outcome.reasons[0]
     assert "no vote can decide" in outcome.reasons[0]
@@ -175,10 +184,11 @@ def test_slices_find_it_a_little_later(corrupted: Flipped, reduction: str) -> No
 def test_a_newcomer_that_copied_corrupt_state_is_no_witness_for_it(
     corrupted: Flipped, tmp_path: Path
 ) -> None:
-    """The weight is flipped long before its slice is compared; meanwhile a newcomer copies it: two against two.
+    """A newcomer that copied a flipped weight is given up with the culprit: two ranks against two.
 
-    The rank that dies does so when all others have committed as many steps, and a spare is ready: then the newcomer,
-    rank 2 of 4, takes its state from the last of the three survivors, which is the culprit. Both are given up.
+    The flip comes long before its slice is compared. A rank dies when all others have committed as
+    many steps and a spare is ready. Then the newcomer, rank 2 of 4, takes its state from the last
+    of the three survivors, the culprit.
     """
     ready: set[str] = set()
 
@@ -227,7 +237,7 @@ def test_a_flip_after_the_last_step_is_noticed(corrupted: Flipped) -> None:
     assert "ranks ended with different weights" in outcome.reasons[0]
 
 
-# -- the reduced gradient -----------------------------------------------------------------------------------------
+# -- the reduced gradient --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])
@@ -235,7 +245,9 @@ def test_a_flip_after_the_last_step_is_noticed(corrupted: Flipped) -> None:
 def test_a_damaged_result_is_reduced_again(
     corrupted: Flipped, clean: Any, where: str, nodes: int
 ) -> None:
-    """Who received it damaged takes the step from those who did not; nobody is replaced for one flip."""
+    """A rank with a damaged result takes the step from the other ranks, and is not replaced for one
+    flip.
+    """
     outcome = corrupted(where, nodes=nodes, buckets=2)
     assert verdicts(outcome) == {(culprit(outcome), "transfer")}
     assert named(outcome) == set()
@@ -262,7 +274,7 @@ def test_a_rank_that_damages_every_result_is_replaced(
 def test_of_two_the_one_that_damages_what_it_receives_takes_every_step_from_the_other(
     corrupted: Flipped, clean: Any
 ) -> None:
-    """Nobody can tell whether it reads badly or the other one sends badly; but what they commit is right."""
+    """No rank is replaced, because either may be at fault, but the committed steps are right."""
     outcome = corrupted("received", nodes=2, sticky=True)
     assert verdicts(outcome) == {(culprit(outcome), "transfer")}
     assert len(journal(outcome, Event.CORRUPT)) > 3
@@ -284,7 +296,7 @@ def test_of_two_the_one_whose_own_segment_changes_is_replaced(
 )
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_damaged_news_are_not_believed(corrupted: Flipped, reduction: str) -> None:
-    """A loss that rank 0 told is not what rank 1 received; the step is taken from those who read it well."""
+    """A rank that received a damaged loss takes the step from the ranks that received it undamaged."""
     outcome = corrupted("news", reduction=reduction)
     assert verdicts(outcome) == {(culprit(outcome), "transfer")}
     (record,) = journal(outcome, Event.CORRUPT)
@@ -297,7 +309,7 @@ def test_damaged_news_are_not_believed(corrupted: Flipped, reduction: str) -> No
 def test_a_rank_that_receives_no_number_from_every_all_reduce_is_replaced(
     corrupted: Flipped, nodes: int
 ) -> None:
-    """``fast``: the others found the same sums finite."""
+    """A rank is replaced if the others found the same sums finite (reduction ``fast``)."""
     outcome = corrupted("no number", reduction="fast", nodes=nodes, sticky=True)
     assert verdicts(outcome) == {(culprit(outcome), "transfer"), (culprit(outcome), "rank")}
     assert named(outcome) == {(culprit(outcome), "corrupt")}
@@ -309,7 +321,10 @@ def test_a_rank_that_receives_no_number_from_every_all_reduce_is_replaced(
     "checksums of the result ride in the next step's reduction, and are put to the vote"
 )
 def test_a_damaged_all_reduce_is_outvoted_in_the_next_step(corrupted: Flipped) -> None:
-    """``fast`` has no one maker of a sum to compare with: ranks compare theirs one step later, before they commit."""
+    """Ranks compare their sums one step later, before they commit.
+
+    Reduction ``fast`` has no single owner of a sum to compare with.
+    """
     outcome = corrupted("received", reduction="fast", state_hash_steps=0)
     assert named(outcome) == {(culprit(outcome), "corrupt")}
     assert {record["step"] for record in journal(outcome, Event.CORRUPT)} == {7}
@@ -324,11 +339,11 @@ def test_without_the_gradient_hash_a_damaged_result_is_committed(
     assert "ranks ended with different weights" in outcome.reasons[0]
 
 
-# -- shards -------------------------------------------------------------------------------------------------------
+# -- shards ----------------------------------------------------------------------------------------
 
 
 def audited(nodes: int) -> int:
-    """A step in which rank 1's shard is audited, if every step is."""
+    """Return a step in which the shard of rank 1 is audited, if every step has an audit."""
     return 2 * nodes + 1
 
 
@@ -418,14 +433,14 @@ def test_two_ranks_that_stand_by_their_words_end_the_job(corrupted: Flipped) -> 
 
 
 def test_without_audits_a_wrong_gradient_is_trained(corrupted: Flipped, clean: Any) -> None:
-    """On all ranks alike, so that no comparison of theirs can find it."""
+    """All ranks apply the wrong gradient alike, so that no comparison between them can find it."""
     outcome = corrupted("gradient", at_step=audited(3))
     assert named(outcome) == verdicts(outcome) == set()
     assert outcome.weights_digest != clean(3).weights_digest
 
 
 def test_a_flip_while_another_rank_dies(chaos: Chaos, corrupted: Flipped, clean: Any) -> None:
-    """The round is over before it is concluded; what it was about is found again."""
+    """The round ends before its conclusion, and the corruption is found again."""
     kill = Kill(rank=2, at_step=audited(4), phase="backward")
     outcome = corrupted(
         "gradient", nodes=4, spares=2, at_step=audited(4), audit_every=1, sticky=True, faults=[kill]
@@ -435,12 +450,14 @@ def test_a_flip_while_another_rank_dies(chaos: Chaos, corrupted: Flipped, clean:
     assert_unharmed(outcome, clean(4))
 
 
-# -- what the harness makes of it ---------------------------------------------------------------------------------
+# -- verdicts of the harness -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Announced(Fault):
-    """The job flips its bit by itself in this rank and step, and leaves a file as a sign."""
+    """A fault that waits for a file: the job flips its bit by itself in this rank and step, and
+    writes the file.
+    """
 
     marker: Path = Path()
 
@@ -471,13 +488,13 @@ def test_a_detection_belongs_to_the_fault_on_its_worker(
 
 
 def test_a_detection_without_a_fault_is_one_false_alarm(corrupted: Flipped) -> None:
-    """All three ranks write down that the same one was wrong once."""
+    """Records of all three ranks about one mistake make one false alarm."""
     outcome = corrupted("gradient", at_step=audited(3), audit_every=1)
     assert outcome.verdict == Verdict.FAILED
     assert outcome.false_alarms == 1
 
 
-# -- nothing is wrong ---------------------------------------------------------------------------------------------
+# -- healthy runs ----------------------------------------------------------------------------------
 
 
 CHECKS = {"hash_every": 1, "state_hash_steps": 3, "audit_every": 1}
@@ -488,7 +505,9 @@ PLANS = pytest.mark.parametrize(
 
 @PLANS
 def test_a_healthy_run_with_resizes_raises_no_alarm(chaos: Chaos, plan: dict[str, Any]) -> None:
-    """With every check on, ranks lost, ranks joining, and other shards for each of them."""
+    """No alarm is raised with all checks on, ranks lost, ranks joining, and other shards for each
+    of them.
+    """
     kills: list[Fault] = [Kill(rank=3, at_step=5), Kill(rank=0, at_step=9, phase="optimizer")]
     outcome = chaos.run(
         "gpt", nodes=4, spares=0, steps=60, options={"size": "tiny"}, faults=kills, **CHECKS, **plan
@@ -503,7 +522,7 @@ def test_a_healthy_run_with_resizes_raises_no_alarm(chaos: Chaos, plan: dict[str
 def test_the_same_checks_find_one_flip(
     corrupted: Flipped, where: str, plan: dict[str, Any]
 ) -> None:
-    """What raises no alarm in a healthy run is on: one flipped bit is found, and on the right rank."""
+    """The checks that raise no alarm in a healthy run find one flipped bit, on the right rank."""
     outcome = corrupted(where, nodes=4, **CHECKS | plan)
     assert {worker for worker, _ in verdicts(outcome)} == {culprit(outcome)}
 

@@ -1,4 +1,6 @@
-"""The same promises on GPUs. Skipped, visibly, where there are none; what needs two says so where there is one."""
+"""The promises hold on GPUs, too: tests that are skipped, visibly, on machines without one GPU or
+two.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,18 @@ pytestmark = [pytest.mark.gpu, pytest.mark.chaos(device="cuda", options={"size":
 
 
 def require_two() -> None:
-    """NCCL gives each rank a device of its own."""
+    """Skip the test unless there are two devices: NCCL gives each rank a device of its own."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
 
 
-# -- one device -----------------------------------------------------------------------------------------------------
+# -- one device ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 @pytest.mark.parametrize("job", ["gpt", "fsdp"])
 def test_training_on_one_gpu(chaos: Chaos, job: str, reduction: str) -> None:
-    """A world of one commits every step, deterministically enough to equal its twin."""
+    """A world of one rank commits every step, with the losses of its twin."""
     if job == "fsdp" and reduction == "fast":
         pytest.skip("sharded jobs have one reduction")
     outcome = chaos.run(job, nodes=1, spares=0, steps=20, reduction=reduction)
@@ -51,7 +53,7 @@ def test_training_on_one_gpu(chaos: Chaos, job: str, reduction: str) -> None:
 def test_a_lost_rank_goes_on_from_the_copy_of_its_state(
     chaos: Chaos, fault: Kill | Hang | Raise
 ) -> None:
-    """The copy was made by the device itself, on a stream of its own."""
+    """The device itself makes the copy, on a stream of its own."""
     outcome = chaos.run("fsdp", nodes=1, spares=1, steps=20, faults=[fault])
     assert outcome.lost_steps <= 1
     outcome.assert_same_losses_as_twin()
@@ -59,14 +61,14 @@ def test_a_lost_rank_goes_on_from_the_copy_of_its_state(
 
 @pytest.mark.parametrize("job", ["gpt", "fsdp"])
 def test_a_nan_on_one_gpu_is_never_committed(chaos: Chaos, job: str) -> None:
-    """It is found and traced on the device."""
+    """The NaN is found and traced on the device."""
     chaos.run(
         job, nodes=1, spares=1, steps=20, faults=[NaN(rank=0, at_step=10, parameter="head.weight")]
     )
 
 
 def test_snapshots_hold_the_values_of_their_step() -> None:
-    """Every element tells the step: a copy that the next update overtook would show."""
+    """Every element holds its step, so that a copy overtaken by the next update would show."""
     tensors = [
         HeldTensor(f"t{number}", torch.zeros(size, device="cuda"))
         for number, size in enumerate((7, 0, 30_000_000))
@@ -91,8 +93,10 @@ def test_snapshots_hold_the_values_of_their_step() -> None:
 
 
 def snapshot_of(tensors: list[HeldTensor], slots: Slots) -> None:
-    """Take one, and compare what it holds."""
-    snapshotter = Snapshotter(slots, tensors, dropped=lambda step, reason: dropped.append(reason))
+    """Take a snapshot, and compare its contents."""
+    snapshotter = Snapshotter(
+        slots, tensors, on_dropped=lambda step, reason: dropped.append(reason)
+    )
     dropped: list[str] = []
     snapshotter.begin(1)
     snapshotter.close()
@@ -101,7 +105,7 @@ def snapshot_of(tensors: list[HeldTensor], slots: Slots) -> None:
 
 
 def compare(slots: Slots, tensors: list[HeldTensor]) -> None:
-    """The newest copy holds what the tensors hold."""
+    """Assert that the newest copy has the values of the tensors."""
     targets = [HeldTensor(held.path, torch.zeros_like(held.tensor)) for held in tensors]
     with stored(slots.paths) as copies:
         copies[0].read_into(targets)
@@ -127,7 +131,7 @@ def test_every_type_comes_back_from_the_device(dtype: torch.dtype) -> None:
 def test_a_state_on_the_device_that_is_not_finite_is_not_sealed(
     dtype: torch.dtype, value: float
 ) -> None:
-    """The reason names the tensor. What is finite, however large, is sealed, and so is a state of whole numbers."""
+    """The reason names the tensor; large finite values and whole numbers are sealed."""
     bad = torch.full((300, 700), torch.finfo(dtype).max, dtype=dtype, device="cuda")
     others = [
         torch.randn(2**20, device="cuda"),
@@ -140,28 +144,31 @@ def test_a_state_on_the_device_that_is_not_finite_is_not_sealed(
     ]
     dropped: SimpleQueue[str] = (
         SimpleQueue()
-    )  # told behind the settling, on the snapshotter's own thread
-    told = Snapshotter(
-        Slots(), tensors, check_finite=True, dropped=lambda step, reason: dropped.put(reason)
+    )  # filled after the settling, by the snapshotter's own thread
+    snapshotter = Snapshotter(
+        Slots(), tensors, check_finite=True, on_dropped=lambda step, reason: dropped.put(reason)
     )
-    told.begin(1)
-    assert (seal := told.settle()) is not None
+    snapshotter.begin(1)
+    assert (seal := snapshotter.settle()) is not None
     assert seal.step == 1
-    told.wait()
+    snapshotter.wait()
     bad[-1, -1] = value
-    told.begin(2)
-    assert told.settle() == seal
+    snapshotter.begin(2)
+    assert snapshotter.settle() == seal
     assert "t3 is not finite" in dropped.get(timeout=TOLD_S)
     assert dropped.empty()
-    told.rebind(tensors[1:3])
-    told.begin(3)
-    told.close()
-    assert told.newest is not None
-    assert told.newest.step == 3
+    snapshotter.rebind(tensors[1:3])
+    snapshotter.begin(3)
+    snapshotter.close()
+    assert snapshotter.newest is not None
+    assert snapshotter.newest.step == 3
 
 
 def test_slots_at_addresses_that_others_have_had() -> None:
-    """Memory is unmapped while CUDA knows it, and the next slots get its addresses: nothing may go to the old pages."""
+    """A slot at the address of an earlier one is copied to its own pages.
+
+    The earlier memory was unmapped while CUDA had it registered.
+    """
     addresses = []
     for number in range(20):
         slots = Slots()
@@ -187,7 +194,7 @@ def test_slots_that_grow_under_a_state_on_the_device() -> None:
 
 
 def test_memory_that_cannot_be_registered_is_copied_all_the_same() -> None:
-    """CUDA refuses a range that it knows already; neither the copy nor the next kernel may fail of it."""
+    """The copy and the next kernel succeed although CUDA refuses to register a range twice."""
     slots = Slots()
     slots.reserve(4_000_000)
     image = slots.take()
@@ -204,7 +211,7 @@ def test_memory_that_cannot_be_registered_is_copied_all_the_same() -> None:
 
 
 def test_a_state_on_the_device_is_stored_and_read_into_it(tmp_path: Path) -> None:
-    """Through torch's own checkpoints, with the storage of chaoskit."""
+    """Torch's own checkpoints work with the storage of chaoskit."""
     state = {
         "weight": torch.randn(1000, 300, device="cuda"),
         "moment": torch.randn(70, device="cuda").bfloat16(),
@@ -220,7 +227,7 @@ def test_a_state_on_the_device_is_stored_and_read_into_it(tmp_path: Path) -> Non
     assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
 
 
-# -- two and more ---------------------------------------------------------------------------------------------------
+# -- two devices or more---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("job", ["gpt", "fsdp"])

@@ -1,4 +1,4 @@
-"""A loss that is no number over a gradient that is finite: the step counts, for the runtime and for the judge."""
+"""A step with a NaN loss over a finite gradient counts, for the runtime and for the judge."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_a_sharded_job_commits_it_too(chaos: Chaos) -> None:
 
 
 def test_a_gradient_that_is_no_number_is_still_a_bad_batch(chaos: Chaos) -> None:
-    """Beside a shard whose labels are ignored, too: the step is skipped, and nothing else is."""
+    """A step with a NaN gradient is skipped, also beside a shard with ignored labels, and no
+    other step is.
+    """
     options = {"ignored": {"3": [0], "5": [1]}, "spoiled": 5}
     outcome = chaos.run(JOB, nodes=2, shards=4, spares=0, steps=STEPS, options=options)
     assert outcome.ledger is not None
@@ -87,7 +89,9 @@ def test_a_twin_that_was_stored_tells_nan_from_a_batch_that_was_skipped() -> Non
 def test_what_shows_that_the_gradient_was_finite(
     losses: list[float | None], is_end_finite: bool, steps: list[int]
 ) -> None:
-    """Weights that took a NaN keep it: a later loss that is a number, or a finite end, shows that they did not."""
+    """A later finite loss, or a finite end, shows that the weights took no NaN, which they would
+    keep.
+    """
     assert unexplained_losses(losses, is_end_finite=is_end_finite) == steps
 
 

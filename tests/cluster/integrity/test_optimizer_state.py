@@ -1,4 +1,4 @@
-"""State that optimizers of a script's own keep: carried over wherever it lies, or refused with its name."""
+"""State of a script's own optimizers is carried over wherever it is kept, or refused by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Act = Callable[["Custom", nn.Parameter], Any]
 
 
 class Custom(Optimizer):
-    """Plain descent; ``act`` keeps something in each step."""
+    """A plain gradient descent; ``act`` keeps something in each step."""
 
     def __init__(self, model: nn.Module, act: Act, **defaults: Any) -> None:
         super().__init__(model.parameters(), {"lr": 0.1} | defaults)
@@ -79,7 +79,7 @@ class Helper:
         self.tensor = parameter.detach().clone()
 
 
-# -- refused ----------------------------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_state_that_cannot_be_given_to_another_rank_is_refused_in_the_rehearsal(
     value: Callable[[nn.Parameter], Any],
 ) -> None:
     """The message names optimizer, parameter and key."""
-    with pytest.raises(BadInput, match="keep tensors, numbers") as caught:
+    with pytest.raises(BadInput, match="keep only tensors, numbers") as caught:
         rehearse(build(kept("history", value)))
     assert caught.value.field == "optimizer"
     assert caught.value.value == "Custom.state[weight]['history']"
@@ -149,7 +149,7 @@ def test_a_generator_of_the_optimizer_is_refused(generator: Any) -> None:
 
 @pytest.mark.parametrize("draw", [lambda: torch.randn(2), random.random, np.random.rand])
 def test_an_optimizer_that_draws_random_numbers_is_refused(draw: Callable[[], Any]) -> None:
-    """The generators of the process depend on the shard that a rank has computed last."""
+    """The process's generators depend on the shard that a rank computed last."""
     with pytest.raises(BadInput, match=r"seed a new torch\.Generator") as caught:
         rehearse(build(lambda optimizer, parameter: draw()))
     assert (caught.value.field, caught.value.value) == ("optimizer", "Custom")
@@ -158,8 +158,8 @@ def test_an_optimizer_that_draws_random_numbers_is_refused(draw: Callable[[], An
 def test_an_optimizer_that_seeds_a_generator_in_each_step_is_trained() -> None:
     def noise(optimizer: Custom, parameter: nn.Parameter) -> None:
         optimizer.steps += 1
-        chance = torch.Generator().manual_seed(optimizer.steps)
-        parameter.add_(torch.randn(parameter.shape, generator=chance), alpha=1e-3)
+        generator = torch.Generator().manual_seed(optimizer.steps)
+        parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=1e-3)
 
     replica = build(noise)
     rehearse(replica)
@@ -167,7 +167,7 @@ def test_an_optimizer_that_seeds_a_generator_in_each_step_is_trained() -> None:
 
 
 class Lookahead(Optimizer):
-    """Wraps an optimizer, whose state belongs to it alone or is shared."""
+    """An optimizer that wraps another one, and may share its state."""
 
     def __init__(self, inner: Optimizer, *, shared: bool) -> None:
         super().__init__(inner.param_groups, {"lr": 0.1})
@@ -197,12 +197,12 @@ def test_an_optimizer_within_another_must_share_its_state(shared: bool) -> None:
 
 
 def test_a_group_names_what_it_cannot_share() -> None:
-    with pytest.raises(BadInput, match="keep numbers") as caught:
+    with pytest.raises(BadInput, match="keep only numbers") as caught:
         build(decay=torch.zeros(3))
     assert caught.value.value == "Custom.param_groups[0]['decay']"
 
 
-# -- carried over -----------------------------------------------------------------------------------------------------
+# -- carried over ----------------------------------------------------------------------------------
 
 
 def test_what_no_step_changes_stays_each_ranks_own() -> None:
@@ -216,7 +216,7 @@ def test_what_no_step_changes_stays_each_ranks_own() -> None:
 
 
 def test_a_clock_on_the_optimizer_is_not_compared() -> None:
-    """Its value differs between ranks: no rank is accused because of it."""
+    """No rank is accused because of a clock, which differs between ranks."""
     replica = build(on_itself(lambda parameter: time.monotonic()))
     rehearse(replica)
     before = replica.scalars_checksum(), replica.scalars_digest()
@@ -256,34 +256,40 @@ def test_nested_state_is_taken_apart_and_put_together(value: Any) -> None:
     assemble(state, "key", encoded)
     assert _described(state["key"]) == _described(value)
     assert all(
-        map(lambda one, other: one is other, order, [tensor for _, tensor in tensors_in(state, "")])
+        map(
+            lambda first, second: first is second,
+            order,
+            [tensor for _, tensor in tensors_in(state, "")],
+        )
     )
     assert _described(decode(encode([1, (2,)], "x"), {})) == _described([1, (2,)])
 
 
-def _described(value: Any) -> Any:
-    if isinstance(value, dict):
-        return [(key, _described(item)) for key, item in value.items()]
-    if isinstance(value, (list, tuple)):
-        return type(value), [_described(item) for item in value]
-    return type(value), value.tolist() if isinstance(value, Tensor) else value
+def _described(part: Any) -> Any:
+    if isinstance(part, dict):
+        return [(key, _described(element)) for key, element in part.items()]
+    if isinstance(part, (list, tuple)):
+        return type(part), [_described(element) for element in part]
+    return type(part), part.tolist() if isinstance(part, Tensor) else part
 
 
 def test_nested_tensors_have_names_in_a_store() -> None:
-    value = {"dots.and/slashes": [torch.ones(3)], 5: torch.ones(1)}
+    state = {"dots.and/slashes": [torch.ones(3)], 5: torch.ones(1)}
     names = ["layer.0.weight"]
-    for path, _ in tensors_in(value, "optimizer/0/history"):
+    for path, _ in tensors_in(state, "optimizer/0/history"):
         assert path_of(stored_name(path, names), names) == path
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 JOB = "../../jobs/training/own_optimizers.py"
 
 
 @pytest.mark.parametrize("job", ["averaging", pytest.param("sharded", marks=pytest.mark.slow)])
 def test_a_rank_that_joins_has_the_state_of_such_an_optimizer(chaos: Chaos, job: str) -> None:
-    """Lists of tensors, a count on the object and rates of NumPy: all bits are those of the unbroken run."""
+    """Lists of tensors, a count on the object and rates of NumPy arrive with the bits of the
+    unbroken run.
+    """
     fault = Kill(rank=1, at_step=6)
     outcome = chaos.run(f"{JOB}:{job}", nodes=2, spares=1, steps=20, faults=[fault])
     assert outcome.records(Event.ADOPT)

@@ -1,4 +1,6 @@
-"""Loop bodies that write into parameters are refused: most before step 0, all before a commit."""
+"""A loop body that writes into parameters is refused: usually before step 0, always before a
+commit.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from support import ranks
 from support.ranks import Line
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn import functional as F  # noqa: N812  # torch's own name for it
+from torch.nn import functional as F  # noqa: N812  # the usual name of this module
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.job import JobSpec, resolve_job
 from chaoskit.journal import Journal
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.process.progress_board import Board
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.group.regroup import Regrouper
 from chaoskit.runtime.reduction.checksums import bits_digest, ordered_sum
@@ -34,7 +36,7 @@ TOKENS = torch.randint(0, 9, (4, 3), generator=torch.Generator().manual_seed(1))
 
 
 class Work:
-    """The shards of a world of one. The first one that is computed is the rehearsal."""
+    """The shards of a world of one rank; the first shard that is computed is the rehearsal."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -42,7 +44,7 @@ class Work:
         self._work = ShardWork(self.replica, RunConfig(job=JobSpec("job.py"), nodes=2))
 
     def compute(self, write: Callable[[], Any] = lambda: None) -> None:
-        """Compute a shard whose loop body calls ``write`` before its backward pass."""
+        """Compute a shard with a loop body that calls ``write`` before its backward pass."""
         self._work.begin(0, overlap=False, launch=False)
         loss = self.model(TOKENS).square().mean()
         write()
@@ -51,7 +53,7 @@ class Work:
 
 
 class Body(nn.Module):
-    """An embedding and a linear layer; ``act`` changes them in each forward pass."""
+    """An embedding and a linear layer, which ``act`` changes in each forward pass."""
 
     def __init__(self, act: Callable[[Body], Any] = lambda model: None) -> None:
         super().__init__()
@@ -70,7 +72,7 @@ class Body(nn.Module):
 
 
 def refusal(model: nn.Module, shards: int = 1) -> BadInput:
-    """The error of the last of ``shards`` loop bodies; all before it are computed."""
+    """Return the error of the last of ``shards`` loop bodies; all before it are computed."""
     work = Work(model)
     for _ in range(shards - 1):
         work.compute()
@@ -80,13 +82,13 @@ def refusal(model: nn.Module, shards: int = 1) -> BadInput:
     return caught.value
 
 
-# -- refused in the rehearsal -----------------------------------------------------------------------------------------
+# -- refused in the rehearsal ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e6])
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_an_embedding_with_max_norm_is_named(kind: Any, limit: float) -> None:
-    """Also where no row is too long yet: training makes rows longer."""
+    """The module is named even if no row is too long yet, because training makes rows longer."""
     model = nn.Sequential(kind(9, 4, max_norm=limit), nn.Linear(4, 1))
     error = refusal(model)
     assert error.value == "0.weight"
@@ -95,7 +97,9 @@ def test_an_embedding_with_max_norm_is_named(kind: Any, limit: float) -> None:
 
 
 def test_of_a_tied_weight_the_module_that_writes_is_named() -> None:
-    """The weight has the name of the layer that was registered first."""
+    """The module that writes is named, although the weight has the name of the layer registered
+    first.
+    """
     model = nn.ModuleDict({"head": nn.Linear(4, 9), "tokens": nn.Embedding(9, 4, max_norm=1.0)})
     model["tokens"].weight = model["head"].weight
     model.forward = lambda tokens: model["head"](model["tokens"](tokens))  # type: ignore[method-assign]
@@ -136,7 +140,9 @@ def test_every_way_to_write_is_found(act: Callable[[Body], Any]) -> None:
 
 
 def test_a_frozen_teacher_that_the_forward_pass_averages_is_refused() -> None:
-    """As a momentum encoder does, whose parameters no optimizer owns."""
+    """Parameters that no optimizer owns, as of a momentum encoder, must not be averaged in the
+    forward pass.
+    """
 
     def follow(model: Body) -> None:
         for slow, fast in zip(model.teacher.parameters(), model.linear.parameters(), strict=True):
@@ -148,7 +154,7 @@ def test_a_frozen_teacher_that_the_forward_pass_averages_is_refused() -> None:
 
 
 def test_a_write_beside_the_forward_pass_is_refused() -> None:
-    """The loop body itself clips the weights, as for a Wasserstein critic."""
+    """The loop body must not clip the weights itself, as for a Wasserstein critic."""
     model = Body()
     with pytest.raises(BadInput) as caught:
         Work(model).compute(lambda: model.linear.bias.data.clamp_(-0.01, 0.01))
@@ -174,7 +180,7 @@ def test_parameters_that_come_go_or_are_replaced_are_refused() -> None:
         assert remedy in error.remedy
 
 
-# -- refused later ----------------------------------------------------------------------------------------------------
+# -- refused later ---------------------------------------------------------------------------------
 
 
 def test_a_write_that_begins_later_is_refused_before_its_step_commits() -> None:
@@ -195,11 +201,11 @@ def test_a_write_in_training_mode_alone_is_refused() -> None:
         work.compute()
 
 
-# -- not refused ------------------------------------------------------------------------------------------------------
+# -- not refused -----------------------------------------------------------------------------------
 
 
 class Layers(nn.Module):
-    """Layers whose forward passes write into buffers, or compute their weights from parameters."""
+    """Layers that write into buffers, or compute weights, in their forward passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,7 +266,7 @@ def test_a_digest_sees_bits_and_their_order(read: Callable[[Tensor], Any], size:
         assert before != read(values)
 
 
-# -- sharded jobs -----------------------------------------------------------------------------------------------------
+# -- sharded jobs ----------------------------------------------------------------------------------
 
 
 def rehearse(line: Line, directory: Path, kinds: Sequence[str]) -> list[str]:
@@ -275,8 +281,8 @@ def rehearse(line: Line, directory: Path, kinds: Sequence[str]) -> list[str]:
         regrouper=Regrouper("node0.0", journal, unused, unused, unused, unused),
         callbacks=Callbacks(journal, board),
         send=lambda message: None,
-        share=unused,
-        ready=lambda endpoint: None,
+        serve_state=unused,
+        report_ready=lambda endpoint: None,
         token="",
         host="127.0.0.1",
         disk=directory,
@@ -315,7 +321,11 @@ def rehearse(line: Line, directory: Path, kinds: Sequence[str]) -> list[str]:
 
 
 def test_sharded_jobs_are_rehearsed_alike(tmp_path: Path) -> None:
-    """A write into what FSDP gathers for the forward pass would be lost; into what each rank holds, differ."""
+    """Writes into parameters of a sharded job are refused.
+
+    A write into a parameter gathered by FSDP would be lost. A write into the part of each rank
+    would make ranks differ.
+    """
     words = {
         "none": "",
         "max_norm": "model='embedding.weight': build module embedding (Embedding) without max_norm",
@@ -329,7 +339,7 @@ def test_sharded_jobs_are_rehearsed_alike(tmp_path: Path) -> None:
         assert bool(error) == bool(beginning)
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 JOB = "../../jobs/training/writing.py"
 

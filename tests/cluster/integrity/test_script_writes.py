@@ -1,4 +1,6 @@
-"""Scripts that change registered state between two steps: the state of a step is that of the next transaction."""
+"""Scripts that change registered state between steps: the state of a step is that of the next
+transaction.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ from chaoskit.experiment.plan.plan import plan_experiment
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.runtime.state.replica import Replica
-from chaoskit.runtime.state.script_writes import ABSTAINS, Change, ScriptWrites, Writes
+from chaoskit.runtime.state.script_writes import ABSTAINS, ScriptWrite, ScriptWrites, Writes
 from chaoskit.vocabulary import Verdict
 from faults import Hang, Kill, Scale
 
 JOB = str(Path(__file__).parents[2] / "jobs" / "training" / "averaging.py")
 STEPS = 20
-TRAINED = {"how", "first", "ranks"}  # options that say what is trained, not which rank ends
+TRAINED = {"how", "first", "ranks"}  # options of the training itself, not of its faults
 
 
 def run(
@@ -35,7 +37,9 @@ def run(
     sharded: bool = False,
     **plan: Any,
 ) -> Outcome:
-    """A run that must end with the bits of its twin, although ranks end themselves between two steps."""
+    """Run a job that must end with the bits of its twin, although ranks end themselves between two
+    steps.
+    """
     options = {"marks": str(tmp_path)} | plan.pop("options", {})
     settings = {"nodes": 3, "spares": 1, "steps": STEPS, "deadline_s": 90.0} | plan
     job = f"{JOB}:train_sharded" if sharded else JOB
@@ -51,9 +55,9 @@ def run(
     assert not outcome.records("corrupt"), outcome.directory
     ended = sum(len(ranks) for ranks in options.get("fatal", {}).values()) + most_detected
     assert len(outcome.records("detected")) <= ended, outcome.directory
-    same = {"nodes": settings["nodes"], "steps": len(outcome.steps)}
+    common = {"nodes": settings["nodes"], "steps": len(outcome.steps)}
     unbroken = plan_experiment(
-        job, options={name: options[name] for name in TRAINED & {*options}}, **same
+        job, options={name: options[name] for name in TRAINED & {*options}}, **common
     )
     twin = chaos.harness.twin(unbroken)
     assert [point.loss for point in outcome.steps] == twin.losses, outcome.directory
@@ -97,7 +101,9 @@ def test_a_script_that_begins_to_write_late(chaos: Chaos, tmp_path: Path) -> Non
 
 
 def test_a_collective_finds_the_state_of_its_own_place(chaos: Chaos, tmp_path: Path) -> None:
-    """A joiner whose script has written a second time computes with the state of the ranks that wait in the call."""
+    """A joiner that has written a second time computes with the state of the ranks that
+    wait in the call.
+    """
     options = {"how": "measured", "fatal": {"8": [1], "14": [0]}, "place": "measured"}
     run(chaos, tmp_path, options=options)
 
@@ -180,7 +186,7 @@ def test_a_resized_world(chaos: Chaos, tmp_path: Path) -> None:
 
 
 def test_only_the_disk_has_it(chaos: Chaos, tmp_path: Path) -> None:
-    """Without copies in memory, ranks that all end go on from the newest stored state."""
+    """Ranks that all end go on from the newest stored state if there are no copies in memory."""
     disk = {"target": str(tmp_path / "disk"), "every_steps": 1}
     options = {"fatal": {"9": [0, 1, 2]}, "place": "within", "step_s": 0.1}
     run(chaos, tmp_path, memory_copies=0, disk=disk, most_lost=STEPS, options=options)
@@ -202,7 +208,7 @@ def test_writes_that_differ_are_refused(chaos: Chaos, tmp_path: Path) -> None:
         )
 
 
-# -- without processes ------------------------------------------------------------------------------------------------
+# -- without processes -----------------------------------------------------------------------------
 
 
 def made(*, shared: bool) -> tuple[nn.Module, torch.optim.Optimizer, Replica, ScriptWrites]:
@@ -245,7 +251,7 @@ def test_a_write_is_noticed(name: str, shared: bool) -> None:
     WRITES[name](model, optimizer)
     change = writes.look()
     without_trace = not shared and name in ("through .data", "through NumPy")
-    assert change is (Change.POSSIBLE if without_trace else Change.CERTAIN)
+    assert change is (ScriptWrite.POSSIBLE if without_trace else ScriptWrite.CERTAIN)
     assert writes.at_entry
 
 
@@ -253,7 +259,7 @@ def test_damage_of_one_word_is_no_certain_write() -> None:
     model, _, _, writes = made(shared=True)
     writes.remember()
     model[0].weight.data.view(torch.int32)[3, 3] ^= 1  # type: ignore[index, operator]
-    assert writes.look() is Change.POSSIBLE
+    assert writes.look() is ScriptWrite.POSSIBLE
 
 
 def test_a_script_that_writes_nothing_keeps_the_commit_as_its_boundary() -> None:
@@ -261,7 +267,7 @@ def test_a_script_that_writes_nothing_keeps_the_commit_as_its_boundary() -> None
     assert writes.at_entry, "until the first transaction has shown that the script writes nothing"
     writes.remember()
     model.eval()(torch.randn(4, 40)).sum().backward()
-    assert writes.look() is Change.NONE
+    assert writes.look() is ScriptWrite.NONE
     assert not writes.at_entry
     assert writes.word == 0
 
@@ -278,8 +284,8 @@ def test_once_written_the_boundary_stays_at_the_entry() -> None:
 def test_what_was_written_with_the_same_bits_is_no_change() -> None:
     model, _, _, writes = made(shared=True)
     writes.remember()
-    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
-    assert writes.look() is Change.NONE
+    model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    assert writes.look() is ScriptWrite.NONE
 
 
 def test_the_state_tells_a_new_process_that_the_script_writes() -> None:
@@ -287,11 +293,11 @@ def test_the_state_tells_a_new_process_that_the_script_writes() -> None:
     writes.remember()
     WRITES["in place"](model, optimizer)
     writes.look()
-    _, _, heir, of_heir = made(shared=True)
-    heir.load_scalars(replica.scalars(), 1)
-    of_heir.remember()
-    assert of_heir.look() is Change.NONE
-    assert of_heir.at_entry
+    _, _, successor, its_writes = made(shared=True)
+    successor.load_scalars(replica.scalars(), 1)
+    its_writes.remember()
+    assert its_writes.look() is ScriptWrite.NONE
+    assert its_writes.at_entry
 
 
 def test_a_second_look_at_one_step_keeps_what_the_first_found() -> None:
@@ -328,8 +334,8 @@ def test_a_second_look_at_one_step_keeps_what_the_first_found() -> None:
 def test_writes_that_are_not_alike(
     words: list[int], state_words: list[int], writers: list[int] | None, silent: list[int]
 ) -> None:
-    found = Writes.of(words, state_words)
-    assert found == (Writes(writers, silent) if writers is not None else None)
+    result = Writes.of(words, state_words)
+    assert result == (Writes(writers, silent) if writers is not None else None)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Bits that flip silently in one rank of a sharded job: found where other ranks hold replicas of its piece (HSDP)."""
+"""Silent bit flips in a rank of a sharded job are found by ranks that hold replicas of its piece
+(HSDP).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from chaoskit.config import RunConfig
 from chaoskit.job import JobSpec
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.runtime.integrity.piece_check import PieceCheck
-from chaoskit.runtime.integrity.voting import Seal, examine
+from chaoskit.runtime.integrity.voting import RankSeal, examine
 from chaoskit.runtime.state.sharding import ShardedState
 from chaoskit.vocabulary import Verdict
 from faults import BitFlip, Fault, Kill
@@ -28,7 +30,7 @@ WEIGHT = "head.weight"
 
 
 def run(chaos: Any, fault: Fault, *, replicas: int = 2, **plan: Any) -> Outcome:
-    """HSDP over two shards, each held by so many ranks."""
+    """Run HSDP over two shards, each held by ``replicas`` ranks."""
     options = TINY | {"replicas": replicas, "batch": 12}
     settings = {
         "nodes": 2 * replicas,
@@ -41,7 +43,7 @@ def run(chaos: Any, fault: Fault, *, replicas: int = 2, **plan: Any) -> Outcome:
 
 
 def first_worker(outcome: Outcome, rank: int) -> str:
-    """The worker that had ``rank`` at first."""
+    """Return the worker that had ``rank`` at first."""
     return str(outcome.records("plan")[0]["members"][rank]["worker"])
 
 
@@ -53,7 +55,7 @@ def verdicts(outcome: Outcome) -> set[tuple[str, str]]:
     return {(record["worker"], record["verdict"]) for record in outcome.records("corrupt")}
 
 
-# -- state --------------------------------------------------------------------------------------------------------
+# -- state -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise(
@@ -72,17 +74,18 @@ def test_of_two_replicas_the_one_that_contradicts_itself_is_replaced(
     outcome.assert_same_losses_as_twin()
     assert given_up(outcome) == {(first_worker(outcome, 2), "corrupt")}
     assert {record["step"] for record in outcome.records("corrupt")} == {AT}
-    (held,) = [check.detail for check in outcome.checks if check.name == "properties"]
-    assert "21L" in held, "the judge expects that it is found"
-    assert "not compared" not in held
+    (line,) = [check.detail for check in outcome.checks if check.name == "properties"]
+    assert "21L" in line, "the judge expects that it is found"
+    assert "not compared" not in line
 
 
 @pytest.mark.slow
 @pytest.mark.promise("no copy of a convict's piece is taken over")
 def test_the_copies_of_an_outvoted_rank_are_not_taken(chaos: Any) -> None:
-    """The flip is committed and copied before the replicas compare again: its copies have the right checksums.
+    """Copies of a convicted rank are not restored, although their checksums are right.
 
-    The spare is on the node of rank 0, and would read the copies there first.
+    The flip is committed and copied before the replicas compare again. The spare is on the node of
+    rank 0, and would read its copies first.
     """
     fault = BitFlip(rank=0, at_step=AT, phase="optimizer", parameter=WEIGHT, bit=23)
     outcome = run(chaos, fault, replicas=3)
@@ -98,7 +101,10 @@ def test_the_copies_of_an_outvoted_rank_are_not_taken(chaos: Any) -> None:
 
 @pytest.mark.slow
 def test_two_replicas_that_cannot_tell_end_the_job(chaos: Any) -> None:
-    """The flip came between the comparison and the update: what is committed differs, and no rank had another state."""
+    """The job ends if the flip came between the comparison and the update.
+
+    The committed states differ, and no rank had another state before.
+    """
     fault = BitFlip(rank=2, at_step=AT, phase="optimizer", parameter=WEIGHT, bit=23)
     outcome = run(chaos, fault, check=False, twin=False)
     assert any(f"silent corruption at step {AT + 1}" in reason for reason in outcome.reasons), (
@@ -112,7 +118,7 @@ def test_two_replicas_that_cannot_tell_end_the_job(chaos: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.promise("With FSDP no other rank has a copy to compare with")
 def test_without_replicas_no_check_expects_that_it_is_found(chaos: Any) -> None:
-    """What is not promised counts neither for the run nor against it."""
+    """A flip that no check promises to find counts neither for the run nor against it."""
     flip = BitFlip(rank=1, at_step=4, parameter=WEIGHT, bit=20)
     plan: dict[str, Any] = {
         "nodes": 2,
@@ -132,7 +138,7 @@ def test_without_replicas_no_check_expects_that_it_is_found(chaos: Any) -> None:
     )
 
 
-# -- gradients ----------------------------------------------------------------------------------------------------
+# -- gradients -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -145,11 +151,11 @@ def test_a_gradient_that_one_replica_received_damaged_is_computed_again(
     assert given_up(outcome) == set()
     assert outcome.lost_steps == 0
     suspects = {0, 2} if replicas == 2 else {2}
-    told = "undecided" if replicas == 2 else "transfer"
-    assert verdicts(outcome) == {(first_worker(outcome, rank), told) for rank in suspects}
+    verdict = "undecided" if replicas == 2 else "transfer"
+    assert verdicts(outcome) == {(first_worker(outcome, rank), verdict) for rank in suspects}
 
 
-# -- nothing is wrong ---------------------------------------------------------------------------------------------
+# -- healthy runs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -157,28 +163,33 @@ def test_a_gradient_that_one_replica_received_damaged_is_computed_again(
     "plan", [{"shards": 6}, {"shards": 12}, {"nodes": 2, "shards": 4}], ids=str
 )
 def test_replicas_agree_whatever_breaks(chaos: Any, plan: dict[str, Any]) -> None:
-    """Ranks with several shards, with fewer than others, and with a whole state each; and one that takes over."""
+    """Replicas agree if ranks have several shards, fewer than others, or a whole state, and if one
+    is replaced.
+    """
     outcome = run(chaos, Kill(rank=1, at_step=AT, phase="optimizer"), state_hash_steps=1, **plan)
     outcome.assert_same_losses_as_twin()
     assert outcome.records("corrupt") == []
     assert {cause for _, cause in given_up(outcome)} == {"exited"}
 
 
-# -- what replicas show of their piece ------------------------------------------------------------------------------
+# -- seals of replicas -----------------------------------------------------------------------------
 
 PARTS, SLICES = 16, 3  # a piece of 3.1 MiB has fewer slices than it might have
 
 
 @pytest.fixture
 def lonely(tmp_path: Path) -> Iterator[None]:
-    """A world of this process alone."""
+    """Make a world of this process alone."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/gloo", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 class Replica:
-    """A piece of 3.1 MiB, and what is said of it. Replicas train alike."""
+    """A replica of a piece of 3.1 MiB, with its seals.
+
+    Replicas train alike.
+    """
 
     def __init__(self, replicas: int) -> None:
         torch.manual_seed(3)
@@ -189,13 +200,13 @@ class Replica:
         self.enter()
 
     def enter(self, *, heir: bool = False) -> None:
-        """A new membership."""
+        """Begin a new membership."""
         job = JobSpec("job.py", sharded=True)
         config = RunConfig(job=job, nodes=2 * self._replicas, state_hash_steps=PARTS)
         self._check = PieceCheck(self.state, config, self._replicas, heir=heir)
 
-    def train(self) -> Seal:
-        """One step, and the seal of the next."""
+    def train(self) -> RankSeal:
+        """Train one step, and return the seal of the next."""
         for parameter in self.state.parameters:
             parameter.grad = torch.full_like(parameter, 0.5)
         with self.state.running_optimizers():
@@ -204,19 +215,19 @@ class Replica:
         self.state.step += 1
         return self.seal()
 
-    def seal(self) -> Seal:
+    def seal(self) -> RankSeal:
         return self._check.seal()
 
     def flip(self, tensor: int) -> None:
-        """A bit in the last element of one of the tensors."""
+        """Flip a bit in the last element of one of the tensors."""
         self.state.piece()[tensor].view(-1).view(torch.uint8)[-1] ^= 1
 
 
-def trained(replicas: int) -> list[Replica]:
-    """So many replicas that have trained one step."""
-    made = [Replica(replicas) for _ in range(replicas)]
-    assert len({one.train() for one in made}) == 1
-    return made
+def trained(count: int) -> list[Replica]:
+    """Return replicas that have trained one step."""
+    replicas = [Replica(count) for _ in range(count)]
+    assert len({replica.train() for replica in replicas}) == 1
+    return replicas
 
 
 @pytest.mark.usefixtures("lonely")
@@ -224,9 +235,9 @@ def trained(replicas: int) -> list[Replica]:
 def test_every_byte_is_compared_within_the_steps_that_the_setting_names(tensor: int) -> None:
     replicas = trained(3)
     replicas[1].flip(tensor)
-    verdict, steps = examine([one.seal() for one in replicas]), 0
+    verdict, steps = examine([replica.seal() for replica in replicas]), 0
     while verdict is None and steps < PARTS:
-        verdict, steps = examine([one.train() for one in replicas]), steps + 1
+        verdict, steps = examine([replica.train() for replica in replicas]), steps + 1
     assert verdict is not None
     assert verdict.ranks == (1,)
 
@@ -236,9 +247,9 @@ def test_every_byte_is_compared_within_the_steps_that_the_setting_names(tensor: 
 def test_of_two_the_one_that_changed_remembers_it_until_its_slice_is_compared(tensor: int) -> None:
     replicas = trained(2)
     replicas[1].flip(tensor)
-    verdict, steps = examine([one.seal() for one in replicas]), 0
+    verdict, steps = examine([replica.seal() for replica in replicas]), 0
     while verdict is None and steps < PARTS:
-        verdict, steps = examine([one.train() for one in replicas]), steps + 1
+        verdict, steps = examine([replica.train() for replica in replicas]), steps + 1
     assert verdict is not None
     assert verdict.ranks == (1,)
 
@@ -247,7 +258,7 @@ def test_of_two_the_one_that_changed_remembers_it_until_its_slice_is_compared(te
 def test_a_learning_rate_counts_too() -> None:
     replicas = trained(3)
     replicas[2].state.optimizers[0].param_groups[0]["lr"] *= 2
-    verdict = examine([one.seal() for one in replicas])
+    verdict = examine([replica.seal() for replica in replicas])
     assert verdict is not None
     assert verdict.ranks == (2,)
 
@@ -256,19 +267,19 @@ def test_a_learning_rate_counts_too() -> None:
 def test_a_copied_piece_is_no_witness_until_all_of_it_was_compared() -> None:
     replica = trained(3)[0]
     replica.enter(heir=True)
-    told = [replica.seal().heir, *(replica.train().heir for _ in range(SLICES))]
-    assert told == [1] * SLICES + [0]
+    heirs = [replica.seal().heir, *(replica.train().heir for _ in range(SLICES))]
+    assert heirs == [1] * SLICES + [0]
 
 
 @pytest.mark.usefixtures("lonely")
 def test_a_flip_in_the_first_step_of_a_membership_is_remembered() -> None:
     replicas = trained(2)
-    for one in replicas:
-        one.enter()
+    for replica in replicas:
+        replica.enter()
     replicas[0].flip(0)
-    assert [one.seal().torn for one in replicas] == [1, 0]
+    assert [replica.seal().torn for replica in replicas] == [1, 0]
 
 
 @pytest.mark.usefixtures("lonely")
 def test_a_piece_that_no_other_rank_holds_is_not_read() -> None:
-    assert Replica(1).train() == Seal()
+    assert Replica(1).train() == RankSeal()

@@ -1,4 +1,4 @@
-"""Models that each rank builds from another seed: the message says so, and accuses no hardware."""
+"""A model that each rank builds from another seed is refused, and no hardware is accused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JOB = "../../jobs/training/writing.py"
 def test_a_model_that_is_not_seeded_is_named_before_the_first_step(
     chaos: Chaos, job: str, nodes: int
 ) -> None:
-    """Also where the first tensors, which are compared first, are alike."""
+    """The model is refused even if the first tensors, which are compared first, are equal."""
     with pytest.raises(BadInput, match=r"torch\.manual_seed\(trainer\.seed\)") as refused:
         chaos.run(f"{JOB}:{job}", nodes=nodes, spares=0, steps=10, twin=False)
     assert refused.value.field == "model"

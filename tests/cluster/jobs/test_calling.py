@@ -1,4 +1,6 @@
-"""Collectives of user code in real jobs: one result on every rank, whatever breaks, and what becomes of misuse."""
+"""Collectives of user code in real jobs: one result on every rank, whatever breaks, and refusals of
+misuse.
+"""
 
 from __future__ import annotations
 
@@ -17,40 +19,40 @@ FAULT_STEP = 6  # as in the job
 
 
 class Noted(NamedTuple):
-    """What the collectives behind one step gave on one rank."""
+    """The results of the collectives behind one step on one rank."""
 
-    score: str  # of an evaluation over shards: the same in every run
-    total: str  # of numbers that no rank would name twice
-    one: str
+    score: str  # result of an evaluation over shards: the same in every run
+    total: str  # result over numbers that differ in each call
+    broadcast: str  # a number that rank 0 drew
 
 
 def run(
     chaos: Chaos, notes: Path, *faults: Fault, job: str = JOB, **plan: Any
 ) -> tuple[Outcome, dict[str, dict[int, Noted]]]:
-    """The outcome, and what each worker noted, by step."""
+    """Run a job; return the outcome, and the results that each worker noted, by step."""
     notes.mkdir()
     settings = {"nodes": 3, "spares": 1, "shards": 4, "steps": 20, "twin": False} | plan
     settings["options"] = {"notes": str(notes)} | settings.get("options", {})
     outcome = chaos.run(job, faults=faults, **settings)
-    found = {}
+    results = {}
     for file in notes.glob("*.*"):
         lines = [line.split() for line in file.read_text().splitlines()]
-        found[file.name] = {int(step): Noted(*rest) for step, *rest in lines}
-    return outcome, found
+        results[file.name] = {int(step): Noted(*rest) for step, *rest in lines}
+    return outcome, results
 
 
 def agreed(noted: dict[str, dict[int, Noted]]) -> dict[int, Noted]:
-    """What all ranks had behind each step: one and the same."""
+    """Return the results behind each step, which must be the same on all ranks."""
     steps = sorted({step for of_worker in noted.values() for step in of_worker})
-    different = {step: {of[step] for of in noted.values() if step in of} for step in steps}
-    assert [step for step, found in different.items() if len(found) > 1] == []
-    return {step: found.pop() for step, found in different.items()}
+    results_of = {step: {of[step] for of in noted.values() if step in of} for step in steps}
+    assert [step for step, results in results_of.items() if len(results) > 1] == []
+    return {step: results.pop() for step, results in results_of.items()}
 
 
 def scores(noted: dict[str, dict[int, Noted]], last: int) -> list[str]:
-    """The results of the evaluation behind the first steps."""
-    found = agreed(noted)
-    return [found[step].score for step in range(1, last + 1)]
+    """Return the results of the evaluation behind the first steps."""
+    results = agreed(noted)
+    return [results[step].score for step in range(1, last + 1)]
 
 
 @pytest.mark.promise(
@@ -62,9 +64,10 @@ def scores(noted: dict[str, dict[int, Noted]], last: int) -> list[str]:
 )
 @pytest.mark.parametrize("where", ["before", "evaluation", "between"])
 def test_a_rank_that_is_killed_around_a_call(chaos: Chaos, tmp_path: Path, where: str) -> None:
-    """Before any call, in the middle of one, and between two: its successor takes part from there on.
+    """The successor of a killed rank takes part from the place of the kill on.
 
-    Between two it has lived through neither: it is given the result of the first one.
+    The place is before any call, in the middle of one, or between two. Between two, the successor
+    has made neither: it is given the result of the first one.
     """
     _, unbroken = run(chaos, tmp_path / "unbroken", nodes=2, spares=0)
     options, until = {"where": where}, {"world": 3, "spares": 1}
@@ -81,12 +84,12 @@ def test_a_rank_that_is_killed_around_a_call(chaos: Chaos, tmp_path: Path, where
     (successor,) = noted.keys() - first
     begun = min(noted[successor])
     assert list(noted[successor]) == list(range(begun, last + 1))
-    # The rank that died may have been the only one that had committed the step, where no call of all came before.
+    # Without a call before, the rank that died may have been the only one to commit the step.
     assert begun == FAULT_STEP or (begun == FAULT_STEP - 1 and where != "between")
 
 
 def test_the_world_shrinks_in_the_middle_of_a_call(chaos: Chaos, tmp_path: Path) -> None:
-    """There is no spare: the ranks that are left compute the shards of the lost one, and the evaluation is whole."""
+    """The ranks that are left compute the shards of the lost one, and the evaluation is complete."""
     _, unbroken = run(chaos, tmp_path / "unbroken", nodes=4, spares=0)
     options = {"where": "evaluation"}
     outcome, noted = run(
@@ -106,7 +109,9 @@ def test_a_rank_that_is_killed_within_the_step(chaos: Chaos, tmp_path: Path, pha
 
 
 def test_a_world_that_shrinks_and_grows(chaos: Chaos, tmp_path: Path) -> None:
-    """The calls behind the last step of a world are those of the next one: ranks that go make none of them."""
+    """The calls behind the last step of a world are those of the next one: leaving ranks make none
+    of them.
+    """
     goal = worlds_seen(chaos, 3, 2, 3)
     policy = ElasticPolicy(min_replicas=2, max_replicas=3, scaling_timeout_s=0)
     outcome, noted = run(
@@ -124,7 +129,9 @@ def test_a_world_that_shrinks_and_grows(chaos: Chaos, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_slow_in_a_call_is_waited_for(chaos: Chaos, tmp_path: Path) -> None:
-    """It is slower than any phase of a step may be, and those that wait are not taken for ranks that hang."""
+    """A rank may be slower than any phase of a step, and ranks that wait for it are not taken to
+    hang.
+    """
     outcome, noted = run(
         chaos, tmp_path / "notes", spares=0, options={"where": "evaluation", "act": "slow"}
     )
@@ -134,7 +141,7 @@ def test_a_rank_that_is_slow_in_a_call_is_waited_for(chaos: Chaos, tmp_path: Pat
 
 
 def test_a_rank_that_hangs_in_a_call_is_found(chaos: Chaos, tmp_path: Path) -> None:
-    """By the limit for user code between two steps."""
+    """The limit for user code between two steps detects the hang."""
     options, until = {"where": "evaluation", "act": "hang"}, {"world": 3, "spares": 1}
     outcome, noted = run(
         chaos, tmp_path / "notes", check=False, outside_limit_s=3.0, options=options, until=until
@@ -145,7 +152,9 @@ def test_a_rank_that_hangs_in_a_call_is_found(chaos: Chaos, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("where", ["", "evaluation", "between"])
 def test_a_sharded_job(chaos: Chaos, tmp_path: Path, where: str) -> None:
-    """Its evaluation needs all ranks for each shard. After a fault all make the calls of a step again, or none."""
+    """The evaluation needs all ranks for each shard; after a fault all repeat the calls of a step,
+    or none.
+    """
     options = {"where": where}
     outcome, noted = run(
         chaos, tmp_path / "notes", job=f"{JOB}:sharded", check=not where, options=options
@@ -157,7 +166,9 @@ def test_a_sharded_job(chaos: Chaos, tmp_path: Path, where: str) -> None:
 
 @pytest.mark.parametrize("where", ["", "evaluation"])
 def test_a_final_evaluation_of_a_sharded_job(chaos: Chaos, tmp_path: Path, where: str) -> None:
-    """Ranks that enter again with the last step take no other one, and make the calls behind the loop."""
+    """Ranks that enter again with the last step take no other one, and make the calls behind the
+    loop.
+    """
     options = {"where": where}
     outcome, noted = run(
         chaos,
@@ -190,8 +201,10 @@ def test_ranks_that_call_different_things_are_refused(chaos: Chaos, job: str, ho
 
 
 def test_a_call_on_one_rank_is_refused(chaos: Chaos) -> None:
-    """The others wait in the next step for that one: the world is formed anew, and they say so there."""
-    with pytest.raises(BadInput, match="rank 1 has gone on without this one"):
+    """The others wait in the next step for that rank: the world is formed again, and they report it
+    there.
+    """
+    with pytest.raises(BadInput, match="rank 1 has entered the next step"):
         chaos.run(
             f"{JOB}:wrongly",
             nodes=2,
@@ -209,7 +222,9 @@ def test_a_call_on_one_rank_is_refused(chaos: Chaos) -> None:
 def test_torch_distributed_without_a_group_is_a_failure_of_the_job(
     chaos: Chaos, job: str, how: str
 ) -> None:
-    """``failed``, with the methods to call in its last line, also in the unbroken run; never ``error``."""
+    """The verdict is ``failed`` and never ``error``, also in the unbroken run; the last line names
+    the methods to call.
+    """
     outcome = chaos.run(
         f"{JOB}:{job}", nodes=2, spares=0, steps=10, options={"how": how}, check=False
     )
@@ -219,6 +234,6 @@ def test_torch_distributed_without_a_group_is_a_failure_of_the_job(
 
 
 def test_torch_distributed_in_a_sharded_job(chaos: Chaos) -> None:
-    """It has the groups of the model, for calls of user code as well."""
+    """A sharded job has the groups of the model, for calls of user code as well."""
     options = {"how": "without a group"}
     chaos.run(f"{JOB}:sharded_wrongly", nodes=2, spares=0, steps=10, options=options, twin=False)

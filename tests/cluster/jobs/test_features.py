@@ -1,4 +1,6 @@
-"""What people train with: each feature gives the same bits when the world shrinks and grows, or is refused."""
+"""Common features of training: each gives the same bits when the world shrinks and grows, or is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from chaoskit.config import RunConfig
 from chaoskit.job import resolve_job
 from chaoskit.journal import Journal
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.process.progress_board import Board
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.runtime.group.regroup import Regrouper
@@ -37,10 +39,11 @@ RUN: dict[str, Any] = {"nodes": 3, "spares": 0, "shards": SHARDS, "steps": 20, "
 
 
 class PlainTrainer:
-    """Plain torch behind the calls of a trainer: one process, which adds the gradients of all shards in float32.
+    """Plain torch behind the calls of a trainer: one process, which adds the gradients of all
+    shards in float32.
 
     Attributes:
-        losses: of each step, the mean over its shards.
+        losses: the mean of each step over its shards.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -54,15 +57,15 @@ class PlainTrainer:
 
     @contextmanager
     def transaction(self) -> Iterator[PlainTrainer]:
-        self._found: list[list[Tensor | None]] = []
+        self._gradients: list[list[Tensor | None]] = []
         self._loss = 0.0
         yield self
         for parameter, gradients in zip(
-            self._parameters, zip(*self._found, strict=True), strict=True
+            self._parameters, zip(*self._gradients, strict=True), strict=True
         ):
             parameter.grad = _mean(gradients, parameter)
-        for one in [*self._optimizers, *self._schedulers]:
-            one.step()
+        for part in [*self._optimizers, *self._schedulers]:
+            part.step()
         self.losses.append(self._loss / SHARDS)
         self.step += 1
 
@@ -75,7 +78,7 @@ class PlainTrainer:
             yield SimpleNamespace(
                 batch=fetch(dataset, sampler.samples(self.step, shard), torch.device("cpu"))
             )
-            self._found.append([parameter.grad for parameter in self._parameters])
+            self._gradients.append([parameter.grad for parameter in self._parameters])
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
@@ -83,24 +86,29 @@ class PlainTrainer:
 
 
 def _mean(gradients: tuple[Tensor | None, ...], parameter: Tensor) -> Tensor | None:
-    """Of the four shards, in the order in which ranks add them: pairs, then their sums."""
-    if all(one is None for one in gradients):
+    """Return the mean gradient of the four shards, added in the order of ranks: pairs, then their
+    sums.
+    """
+    if all(gradient is None for gradient in gradients):
         return None
     first, second, third, fourth = (
-        torch.zeros_like(parameter) if one is None else one.float() for one in gradients
+        torch.zeros_like(parameter) if gradient is None else gradient.float()
+        for gradient in gradients
     )
     return (((first + second) + (third + fourth)) / SHARDS).to(parameter.dtype)
 
 
 def plain_losses(job: str, directory: Path) -> list[float]:
-    """Of the first steps of a job, trained by plain torch."""
+    """Return the losses of the first steps of a job, trained by plain torch."""
     trainer = PlainTrainer(directory)
     getattr(features, job)(trainer, steps=RUN["steps"])
     return trainer.losses
 
 
 def resized(chaos: Chaos, job: str, **plan: Any) -> Outcome:
-    """3 ranks, then 2, then 3: every loss and every weight must be that of the unbroken run."""
+    """Run a job on 3 ranks, then 2, then 3; every loss and every weight must be that of the
+    unbroken run.
+    """
     settings = RUN | {"until": {"world": 3}} | plan
     outcome = chaos.run(
         f"{JOBS}:{job}", faults=[Kill(rank=1, at_step=6, phase="backward")], **settings
@@ -131,10 +139,12 @@ def resized(chaos: Chaos, job: str, **plan: Any) -> Outcome:
     ["batchnorm", "autocast", "half", "accumulation", "tied", "frozen", "experts", "optimizers"],
 )
 def test_a_feature_survives_a_resize(chaos: Chaos, tmp_path: Path, job: str) -> None:
-    """The bits are those of the unbroken run, also of steps with the rank that joined; and plain torch, which has the
-    same numbers, learns the same from them."""
+    """The bits are those of the unbroken run, also of steps with the rank that joined.
+
+    Plain torch, with the same numbers, learns the same.
+    """
     outcome = resized(chaos, job)
-    if job != "batchnorm":  # plain torch has no mean over shards of what buffers become
+    if job != "batchnorm":  # plain torch has no mean over shards of the buffers
         assert outcome.losses[: RUN["steps"]] == pytest.approx(
             plain_losses(job, tmp_path), rel=1e-6
         )
@@ -146,7 +156,8 @@ def test_a_feature_survives_a_resize(chaos: Chaos, tmp_path: Path, job: str) -> 
     ids=["overlapped, over TCP", "fast"],
 )
 def test_moving_buffers_travel_every_way(chaos: Chaos, plan: dict[str, Any]) -> None:
-    """In several buckets, from a peer over TCP, and by plain all-reduce, which promises no bits.
+    """Buffers travel in several buckets, from a peer over TCP, and by plain all-reduce, which
+    promises no bits.
 
     ``test_overlap.py`` shows that buckets travel while the backward pass runs.
     """
@@ -158,20 +169,24 @@ def test_moving_buffers_travel_every_way(chaos: Chaos, plan: dict[str, Any]) -> 
 
 @pytest.mark.slow
 def test_a_compiled_model_survives_a_resize(chaos: Chaos) -> None:
-    """``aot_eager`` traces forward and backward as ``inductor`` does, without the half minute of a C++ compiler."""
+    """``aot_eager`` traces forward and backward as ``inductor`` does, without the half minute of a
+    C++ compiler.
+    """
     resized(chaos, "compiled", options={"backend": "aot_eager"})
 
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_compilation_in_the_middle_of_a_step_is_no_hang(chaos: Chaos, reset: bool) -> None:
-    """The others wait for it, as long as it takes."""
+    """The other ranks wait for a compilation, as long as it takes."""
     outcome = chaos.run(f"{JOBS}:compiling_late", twin=False, options={"reset": reset}, **RUN)
     assert outcome.false_alarms == 0
     assert outcome.recoveries == []
 
 
 def enter_twice(line: Line, directory: Path) -> list[Phase]:
-    """Enter a sharded train function twice; gives the phase after a compilation in the middle of each entry's step."""
+    """Enter a sharded train function twice; return the phases after a compilation in each entry's
+    step.
+    """
     shown: list[Phase] = []
     journal, board, unused = Journal(directory, "node0.0"), Board.create(), Any
     worker = WorkerContext(
@@ -183,8 +198,8 @@ def enter_twice(line: Line, directory: Path) -> list[Phase]:
         regrouper=Regrouper("node0.0", journal, unused, unused, unused, unused),
         callbacks=Callbacks(journal, board),
         send=lambda message: None,
-        share=unused,
-        ready=lambda endpoint: None,
+        serve_state=unused,
+        report_ready=lambda endpoint: None,
         token="",
         host="127.0.0.1",
         disk=directory,
@@ -208,5 +223,7 @@ def enter_twice(line: Line, directory: Path) -> list[Phase]:
 
 
 def test_a_step_goes_on_after_a_compilation_in_each_entry(tmp_path: Path) -> None:
-    """It is shown as a long phase, and the phase that it interrupted afterwards: else no hang would be found there."""
+    """The interrupted phase is shown again after a compilation, so that a hang is still detected
+    there.
+    """
     assert ranks.results(1, enter_twice, tmp_path) == [[Phase.FORWARD, Phase.FORWARD]]

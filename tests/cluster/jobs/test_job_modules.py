@@ -1,4 +1,4 @@
-"""The names under which jobs are imported: packages, relative imports, and processes that a job starts."""
+"""Module names of jobs: packages, relative imports, and processes that a job starts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def train(trainer, steps=8, how=""):
 
 
 def write_package(root: Path) -> None:
-    """A package whose module imports a sibling relatively."""
+    """Write a package with a module that imports a sibling relatively."""
     package = root / "research" / "jobs"
     package.mkdir(parents=True)
     (root / "research" / "__init__.py").write_text("")
@@ -120,11 +120,8 @@ def test_a_plan_keeps_the_module_of_its_job(
     [
         ("job.py", "job"),
         ("my-job.py", "my-job"),
-        ("job.v2.py", "chaoskit_job_job.v2"),  # its name would be that of a package
-        (
-            "typing.py",
-            "chaoskit_job_typing",
-        ),  # and this one that of a module which is imported already
+        ("job.v2.py", "chaoskit_job_job.v2"),  # the plain name would be that of a package
+        ("typing.py", "chaoskit_job_typing"),  # the plain name is that of an imported module
     ],
 )
 def test_a_file_is_imported_under_its_own_name_where_that_finds_it(
@@ -139,7 +136,9 @@ def test_a_file_is_imported_under_its_own_name_where_that_finds_it(
 
 
 def test_a_helper_that_imports_the_job_gets_the_same_module(tmp_path: Path) -> None:
-    """Else a class of the job would be two classes."""
+    """A helper that imports the job gets the job's module: a class of the job must not be two
+    classes.
+    """
     (tmp_path / "job.py").write_text("class Model: ...\nimport helper\ndef train(trainer): ...\n")
     (tmp_path / "helper.py").write_text("import job\nModel = job.Model\n")
     code = (
@@ -160,20 +159,20 @@ def test_a_package_of_chaoskit_that_has_the_name_of_the_job_is_named(tmp_path: P
         "import sys; from chaoskit.job import JobSpec, import_job;"
         "import_job(JobSpec(sys.argv[1] + '/chaoskit/job.py', module='chaoskit.job', root=sys.argv[1]))"
     )
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
     )
-    assert "BadInput: job=" in ended.stderr
-    assert "rename it" in ended.stderr
+    assert "BadInput: job=" in process.stderr
+    assert "rename it" in process.stderr
 
 
-# -- whole runs ---------------------------------------------------------------------------------------------------
+# -- whole runs ------------------------------------------------------------------------------------
 
 
 def test_a_module_of_a_package_trains_and_is_compared(
     chaos: Chaos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In its ranks, in the unbroken run and in plain PyTorch."""
+    """A module trains in ranks, in the unbroken run and in plain PyTorch."""
     write_package(tmp_path)
     monkeypatch.chdir(tmp_path)
     plan: dict[str, Any] = {"nodes": 2, "spares": 1, "steps": 8, "reference": "required"}
@@ -185,7 +184,7 @@ def test_a_module_of_a_package_trains_and_is_compared(
 def test_what_a_job_starts_can_import_it_and_leaves_nothing_behind(
     chaos: Chaos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """The workers of a DataLoader, and processes in sessions of their own."""
+    """Workers of a DataLoader and processes in sessions of their own end with the job."""
     mark = str(tmp_path)
     monkeypatch.setenv("TRAINED_BY", mark)
     job = tmp_path / "job.py"
@@ -204,7 +203,9 @@ def test_what_a_job_starts_can_import_it_and_leaves_nothing_behind(
 
 
 def left_behind(mark: str) -> list[psutil.Process]:
-    """Processes of the job that live still: those with its environment that are no part of chaoskit's own servers."""
+    """Return the living processes of the job: those with its environment, except chaoskit's own
+    servers.
+    """
     return [
         process
         for process in psutil.process_iter(["pid", "cmdline"])

@@ -1,4 +1,4 @@
-"""The reference jobs that people would recognise: a residual network with BatchNorm, and transformers' Llama."""
+"""The larger reference jobs: a residual network with BatchNorm, and transformers' Llama."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from faults import Fault, Hang, Kill, NaN
 
 
 def broken(chaos: Chaos, job: str, faults: list[Fault], **plan: Any) -> Outcome:
+    """Run a job with faults; no step may be lost, and the losses must be those of the twin."""
     settings: dict[str, Any] = {"nodes": 2, "spares": 1, "shards": 4, "deadline_s": 180.0}
     outcome = chaos.run(job, faults=faults, **settings | plan)
     assert outcome.lost_steps == 0
@@ -33,17 +34,17 @@ def broken(chaos: Chaos, job: str, faults: list[Fault], **plan: Any) -> Outcome:
 @pytest.mark.slow
 @pytest.mark.promise("trains a residual network with BatchNorm on scikit-learn's digits")
 def test_resnet_learns_whatever_happens(chaos: Chaos) -> None:
-    """Running statistics survive a kill and a NaN bit for bit, and with them the accuracy, which rises."""
+    """Running statistics survive a kill and a NaN bit for bit, and the accuracy rises."""
     faults: list[Fault] = [
         Kill(rank=1, at_step=9, phase="backward"),
         NaN(rank=0, at_step=21, parameter="head.weight"),
     ]
     outcome = broken(chaos, "resnet", faults, steps=60, options={"evaluate_every": 15})
     logs = "\n".join(path.read_text() for path in Path(outcome.directory, "log").glob("*.log"))
-    found = dict(re.findall(r"accuracy after (\d+) steps: ([\d.]+)", logs))
-    assert {"15", "60"} <= set(found)
-    assert float(found["60"]) > 0.9
-    assert float(found["60"]) > float(found["15"])
+    accuracy = dict(re.findall(r"accuracy after (\d+) steps: ([\d.]+)", logs))
+    assert {"15", "60"} <= set(accuracy)
+    assert float(accuracy["60"]) > 0.9
+    assert float(accuracy["60"]) > float(accuracy["15"])
 
 
 def test_digits_are_all_there_and_held_out_ones_apart() -> None:
@@ -66,7 +67,7 @@ def test_digits_are_all_there_and_held_out_ones_apart() -> None:
 def test_llama_is_the_same_run_whatever_happens(
     chaos: Chaos, fault: Fault, options: dict[str, Any]
 ) -> None:
-    """Importing and building take seconds and are no hang; standing still for a few steps is one."""
+    """Import and build, which take seconds, are no hang; a pause of a few steps is one."""
     outcome = broken(chaos, "llama", [fault], steps=20, options=options)
     losses = [point.loss for point in outcome.steps if point.loss is not None]
     assert len(losses) == 20
@@ -74,7 +75,7 @@ def test_llama_is_the_same_run_whatever_happens(
 
 
 def test_tying_and_freezing_do_what_they_say() -> None:
-    from chaoskit.fixtures.jobs import llama  # imports transformers, for seconds
+    from chaoskit.fixtures.jobs import llama  # importing transformers takes seconds
 
     shape = llama.SIZES["tiny"]
     torch.manual_seed(0)
@@ -96,7 +97,7 @@ def test_tying_and_freezing_do_what_they_say() -> None:
 def test_a_missing_package_is_named_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from chaoskit.fixtures.jobs import llama  # while the package is there
+    from chaoskit.fixtures.jobs import llama  # while the package is installed
 
     for name in [name for name in sys.modules if name.split(".")[0] == "transformers"]:
         monkeypatch.delitem(sys.modules, name)

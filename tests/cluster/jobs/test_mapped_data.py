@@ -1,4 +1,4 @@
-"""A process that is started anew has its data at once: mapped pages outlive it, and positions are computed."""
+"""A restarted process has its data at once: mapped pages outlive it, and positions are computed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST, LITTLE = SIZE * 0.9, SIZE * 0.1
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Tokens on a disk, none of them in memory."""
+    """Return a file of tokens on a disk, none of them in memory."""
     path = tmp_path / "corpus.tokens"
     np.random.default_rng(0).integers(0, 50_000, SIZE // 2).astype(np.uint16).tofile(path)
     command = ["stat", "--file-system", "--format=%T", str(path)]
@@ -37,7 +37,10 @@ def file(tmp_path: Path) -> Path:
 
 
 def is_dropped(path: Path) -> bool:
-    """Drop the file from the cache, and see whether reading it needs the disk: the kernel may keep pages at first."""
+    """Drop the file from the cache, and return True if reading it needs the disk.
+
+    The kernel may keep pages at first.
+    """
     drop(path)
     was_away = read_all(str(path)) > MOST
     drop(path)
@@ -56,7 +59,9 @@ def drop(path: Path) -> None:
 def test_the_replacement_of_a_killed_rank_waits_for_no_disk(
     chaos: Chaos, file: Path, tmp_path: Path
 ) -> None:
-    """It has the samples of the step at which it joins, in a world of 2 that was one of 1 meanwhile."""
+    """The replacement has the samples of the step at which it joins, in a world of 2 that was one
+    of 1 meanwhile.
+    """
     notes = tmp_path / "notes"
     options = {"path": str(file), "notes": str(notes)}
     kill = Kill(rank=1, at_step=4)
@@ -76,9 +81,9 @@ def test_the_replacement_of_a_killed_rank_waits_for_no_disk(
         for pid, size in (line.split() for line in notes.read_text().splitlines())
     }
     ready = [
-        one
-        for one in read_journals(Path(outcome.directory) / "journal")
-        if one.event == Event.READY
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event == Event.READY
     ]
     begun = [read[record["pid"]] for record in ready]
     assert sum(begun[:2]) > MOST, "the first world reads the file from the disk"

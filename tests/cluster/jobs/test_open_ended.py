@@ -1,4 +1,6 @@
-"""Open-ended jobs: they end when their goal is reached, on all ranks after the same step, and have a twin."""
+"""Open-ended jobs end when their goal is reached, on all ranks after the same step, and have a
+twin.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ from faults import Kill, KillNode
 
 
 def test_a_job_trains_until_the_world_is_full_again(chaos: Chaos) -> None:
-    """The least number of steps is over long before the replacement is there; the bits are those of the twin."""
-    kill = Kill(rank=0, at_step=3)  # rank 0 is the one that looks for the goal
+    """The run goes on after its least number of steps until the replacement is there, with the bits
+    of the twin.
+    """
+    kill = Kill(rank=0, at_step=3)  # rank 0 checks the goal
     outcome = chaos.run(STEADY, nodes=3, spares=0, steps=5, until={"world": 3}, faults=[kill])
     outcome.assert_same_losses_as_twin()
     assert outcome.steps[-1].world == 3
@@ -33,7 +37,9 @@ def test_a_job_trains_until_the_world_is_full_again(chaos: Chaos) -> None:
 
 
 def test_a_goal_that_a_test_reaches_by_what_it_sees(chaos: Chaos, tmp_path: Path) -> None:
-    """A node is lost, and rank 0 with it; the run goes on until the file is there, and no further than needed."""
+    """The run goes on after the loss of a node, and of rank 0, until the file is there, and no
+    further than needed.
+    """
     commits: list[int] = []
 
     def is_late(message: object) -> bool:
@@ -50,7 +56,7 @@ def test_a_goal_that_a_test_reaches_by_what_it_sees(chaos: Chaos, tmp_path: Path
 
 
 def test_no_rank_begins_step_1_before_the_spares_are_ready(tmp_path: Path) -> None:
-    """A worker that is a member of the first world is no spare, though it was ready as one."""
+    """A member of the first world is no spare, although it was ready as one."""
     disk = tmp_path / "disk" / "node0"
     disk.mkdir(parents=True)
     trainer = SimpleNamespace(step=1, world=1, rank=0, disk=disk)
@@ -66,7 +72,7 @@ def test_no_rank_begins_step_1_before_the_spares_are_ready(tmp_path: Path) -> No
 
 
 def test_a_goal_that_is_never_reached_fails_the_run(chaos: Chaos, tmp_path: Path) -> None:
-    """The harness keeps the deadline; no twin is trained for such a run."""
+    """The harness enforces the deadline, and trains no twin for such a run."""
     until = {"file": str(tmp_path / "never")}
     outcome = chaos.run(
         STEADY, nodes=1, spares=0, steps=5, until=until, deadline_s=8.0, check=False
@@ -86,6 +92,6 @@ def test_an_open_ended_plan_is_kept_in_its_file(chaos: Chaos) -> None:
 
 
 def test_the_least_number_of_steps_is_required() -> None:
-    """Without it a run could end before its faults are due."""
+    """A run without a least number of steps could end before its faults are due."""
     with pytest.raises(BadInput, match="until"):
         plan_experiment("gpt", until={"world": 1})

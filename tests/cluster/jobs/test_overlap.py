@@ -1,4 +1,6 @@
-"""Buckets that are reduced while the backward pass still runs give the same bits, and survive the same faults."""
+"""Buckets that are reduced during the backward pass give the same bits, and survive the same
+faults.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def test_buckets_change_no_bit(chaos: Chaos) -> None:
 @pytest.mark.chaos(nodes=2, spares=0, shards=2, options={"at_steps": [3, 4, 5]})
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_buckets_travel_while_the_backward_pass_runs(chaos: Chaos, reduction: str) -> None:
-    """No rank gets on with its backward pass before the kernel has sent a part of the last layer's gradient."""
+    """A backward pass goes on only after the kernel has sent a part of the last layer's gradient."""
     outcome = chaos.run(
         "../../jobs/training/overlapping.py", steps=10, buckets=2, reduction=reduction, twin=False
     )
@@ -30,7 +32,7 @@ def test_buckets_travel_while_the_backward_pass_runs(chaos: Chaos, reduction: st
 
 @pytest.mark.chaos(nodes=2, spares=1, shards=2, options={"at_steps": [3, 10]})
 def test_buckets_travel_so_after_a_recovery_too(chaos: Chaos) -> None:
-    """The first bucket of a world that has just been formed waits for its group; those of later steps do not."""
+    """The first bucket of a new world waits for its group; buckets of later steps do not."""
     outcome = chaos.run(
         "../../jobs/training/overlapping.py",
         steps=20,
@@ -43,14 +45,16 @@ def test_buckets_travel_so_after_a_recovery_too(chaos: Chaos) -> None:
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "reduce", "optimizer"])
 def test_a_kill_amid_overlapped_transfers_costs_nothing(chaos: Chaos, phase: str) -> None:
-    """Ranks that had sent some buckets already begin the reduction anew, with the gradients that they kept."""
+    """Ranks that had sent some buckets begin the reduction again, with the gradients that they
+    kept.
+    """
     outcome = chaos.run("gpt", steps=20, faults=[Kill(rank=1, at_step=9, phase=phase)])
     assert outcome.lost_steps == 0
     outcome.assert_same_losses_as_twin()
 
 
 def test_a_nan_in_an_overlapped_bucket_is_traced(chaos: Chaos) -> None:
-    """Poison that travels before the backward pass is over is found all the same."""
+    """A NaN that is sent before the end of the backward pass is traced."""
     outcome = chaos.run("gpt", steps=20, faults=[NaN(rank=2, at_step=9, parameter="head.weight")])
     assert "rank 2" in outcome.recovery.cause
     outcome.assert_same_losses_as_twin()

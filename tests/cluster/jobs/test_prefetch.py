@@ -1,4 +1,4 @@
-"""Batches that are fetched ahead: their time is hidden, and nothing else changes."""
+"""Fetching batches ahead hides their time, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from faults import BadBatch, DataStall, Kill
 JOBS = Path(__file__).parents[2] / "jobs" / "training" / "fetching.py"
 
 
-# -- the thread -----------------------------------------------------------------------------------------------------
+# -- the thread ------------------------------------------------------------------------------------
 
 
 class Slow:
-    """A dataset each of whose batches waits until it is let go."""
+    """A dataset in which each batch waits for the gate."""
 
     def __init__(self) -> None:
         self.begun: list[list[int]] = []
@@ -52,7 +52,7 @@ def prefetcher() -> Prefetcher:
 
 
 def test_what_is_expected_is_fetched_meanwhile(prefetcher: Prefetcher) -> None:
-    """To say what comes next takes no time, and the batch is there when it is asked for."""
+    """Announcing the next batch takes no time, and the batch is there when it is asked for."""
     data = Slow()
     prefetcher.expect(data, [1, 2])
     wait_until(lambda: data.begun, "the fetch")
@@ -62,7 +62,9 @@ def test_what_is_expected_is_fetched_meanwhile(prefetcher: Prefetcher) -> None:
 
 
 def test_a_wrong_guess_is_dropped(prefetcher: Prefetcher) -> None:
-    """One that has begun is waited for, so that no dataset is called twice at once; its error is not raised."""
+    """A fetch that has begun is waited for, so that no dataset is called twice at once; its error
+    is not raised.
+    """
     data, other = Slow(), Slow()
     prefetcher.expect(data, [-1])
     wait_until(lambda: data.begun, "the fetch")
@@ -76,7 +78,7 @@ def test_a_wrong_guess_is_dropped(prefetcher: Prefetcher) -> None:
 
 
 def test_a_guess_that_has_not_begun_is_never_fetched(prefetcher: Prefetcher) -> None:
-    """Only one batch is fetched at a time."""
+    """A single batch is fetched at a time."""
     data, results = Slow(), list[Tensor]()
     asker = threading.Thread(target=lambda: results.append(prefetcher.take(data, [1])))
     asker.start()
@@ -86,11 +88,11 @@ def test_a_guess_that_has_not_begun_is_never_fetched(prefetcher: Prefetcher) -> 
     data.gate.release(2)
     asker.join(LIMIT_S)
     assert prefetcher.take(data, [3]).tolist() == [3]
-    assert (data.begun, [one.tolist() for one in results]) == ([[1], [3]], [[1]])
+    assert (data.begun, [batch.tolist() for batch in results]) == ([[1], [3]], [[1]])
 
 
 def test_an_error_is_raised_where_the_batch_is_asked_for(prefetcher: Prefetcher) -> None:
-    """With the place in the dataset that raised it."""
+    """The traceback shows the line of the dataset that raised the error."""
     data = Slow()
     prefetcher.expect(data, [-1])
     data.gate.release()
@@ -112,7 +114,7 @@ def test_an_error_is_raised_where_the_batch_is_asked_for(prefetcher: Prefetcher)
 def test_a_dataset_that_draws_from_a_global_generator_is_refused(
     draw: Callable[[], Any], generator: str
 ) -> None:
-    """A generator of its own is none of them."""
+    """A dataset may draw from a generator of its own."""
     with pytest.raises(BadInput, match="a generator of its own") as refused:
         require_no_draws(draw)
     assert (refused.value.field, refused.value.value) == ("prefetch", generator)
@@ -122,7 +124,7 @@ def test_a_dataset_that_draws_from_a_global_generator_is_refused(
     )
 
 
-# -- trainings ------------------------------------------------------------------------------------------------------
+# -- trainings -------------------------------------------------------------------------------------
 
 
 def records(outcome: Outcome, event: Event) -> list[Record]:
@@ -145,14 +147,14 @@ def train(chaos: Chaos, job: str, *faults: Any, options: dict[str, Any], **plan:
 
 
 def digests(outcome: Outcome) -> set[str]:
-    """Of the final weights."""
+    """Return the digests of the final weights."""
     return {record["weights_digest"] for record in records(outcome, Event.FINISHED)}
 
 
 @pytest.mark.promise("the next shard is fetched while this one is computed", job="replicas")
 @pytest.mark.parametrize("job", ["replicas", pytest.param("pieces", marks=pytest.mark.slow)])
 def test_the_next_batch_is_fetched_while_a_shard_is_computed(chaos: Chaos, job: str) -> None:
-    """No shard ends before the batch of the next one was begun, that of the next step included."""
+    """No shard ends before the fetch of the next batch began, that of the next step included."""
     train(
         chaos,
         job,
@@ -170,7 +172,9 @@ def test_the_next_batch_is_fetched_while_a_shard_is_computed(chaos: Chaos, job: 
     ],
 )
 def test_no_bit_changes(chaos: Chaos, job: str, plan: dict[str, Any]) -> None:
-    """Nor does one if a rank is lost, and others compute what was fetched for it: in a smaller world, if they can."""
+    """No bit changes if a rank is lost and others compute the shards that were fetched for it, in a
+    smaller world if possible.
+    """
     plain = train(chaos, job, options={"prefetch": False})
     broken = train(chaos, job, Kill(rank=1, at_step=4), options={"prefetch": True}, **plan)
     assert digests(broken) == digests(plain)
@@ -179,7 +183,7 @@ def test_no_bit_changes(chaos: Chaos, job: str, plan: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_faults_of_data_strike_what_was_fetched_ahead(chaos: Chaos) -> None:
-    """A batch that comes late and one that is bad, each with evidence."""
+    """A late batch and a bad one strike, each with evidence."""
     faults = [DataStall(rank=1, at_step=3, stall_ms=50.0), BadBatch(at_step=6)]
     outcome = train(chaos, "replicas", *faults, options={"prefetch": True}, nonfinite="skip")
     assert [fault.state for fault in outcome.faults] == ["confirmed", "confirmed"]
@@ -188,7 +192,7 @@ def test_faults_of_data_strike_what_was_fetched_ahead(chaos: Chaos) -> None:
 
 @pytest.mark.promise("What it raises is raised where the shard is asked for")
 def test_what_a_dataset_raises_ends_the_rank_with_its_words(chaos: Chaos) -> None:
-    """And with its own lines in the traceback."""
+    """The traceback contains the lines of the dataset."""
     outcome = train(chaos, "unreadable", options={"first": 40}, check=False)
     failed = records(outcome, Event.FAILED)
     assert failed
@@ -198,7 +202,7 @@ def test_what_a_dataset_raises_ends_the_rank_with_its_words(chaos: Chaos) -> Non
 
 @pytest.mark.promise("is refused in the rehearsal if it draws from the global generators")
 def test_a_job_that_draws_in_its_dataset_is_refused(chaos: Chaos) -> None:
-    """Before the first step."""
+    """The job is refused before the first step."""
     with pytest.raises(BadInput, match="a generator of its own") as refused:
         train(chaos, "drawing", options={})
     assert refused.value.field == "prefetch"

@@ -1,4 +1,6 @@
-"""The recipes train, shrink, lose a rank and go on; what they print satisfies the log rules beside them."""
+"""The recipes train, shrink, lose a rank and go on; their output satisfies the log rules beside
+them.
+"""
 
 from __future__ import annotations
 
@@ -61,14 +63,14 @@ def test_a_recipe_goes_on_after_a_resize_and_a_loss(
         assert "evaluation at step 10" in whole
         outcome.assert_same_losses_as_twin()
     assert list((tmp_path / "store").rglob("*.distcp"))
-    told = max(
+    printer = max(
         texts, key=lambda worker: texts[worker].count(" step ")
-    )  # whichever was ready first has rank 0
-    _rules_leave_it_alone_until_it_breaks(directory / "log" / f"{told}.log", tmp_path)
+    )  # rank 0 is the first worker that was ready
+    _rules_leave_it_alone_until_it_breaks(directory / "log" / f"{printer}.log", tmp_path)
 
 
 def _rules_leave_it_alone_until_it_breaks(log: Path, directory: Path) -> None:
-    """What rank 0 printed satisfies the rules, each of which it reaches; a NaN does not."""
+    """Assert that the output of rank 0 reaches each rule and satisfies it, and that a NaN does not."""
     replays = replay_log(read_rules(HERE / "rules.yaml"), log)
     assert all(len(replay.points) > 20 for replay in replays)
     assert not [alarm for replay in replays for alarm in replay.alarms]

@@ -1,4 +1,4 @@
-"""The user's own code around the loop over the shards: it runs once a committed step, whatever breaks."""
+"""User code around the loop over the shards runs once per committed step, whatever breaks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ JOB = "../../jobs/training/user_code.py"
 def run(
     chaos: Chaos, notes: Path, *faults: Fault, job: str = JOB, **plan: Any
 ) -> tuple[Outcome, dict[str, list[int]]]:
-    """The outcome, and the steps that each worker had committed when the code after its transactions ran."""
+    """Run a job; return the outcome, and the steps that each worker had committed when the code
+    after its transactions ran.
+    """
     notes.mkdir(exist_ok=True)
     options = {"notes": str(notes)} | plan.pop("options", {})
     outcome = chaos.run(
@@ -42,7 +44,9 @@ def victims(outcome: Outcome) -> set[str]:
 def test_code_after_a_transaction_runs_once_a_step(
     chaos: Chaos, tmp_path: Path, phase: str
 ) -> None:
-    """In the optimizer's phase some ranks have committed the step, and the others take their state over."""
+    """Some ranks have committed the step in the optimizer's phase, and the others take their state
+    over.
+    """
     fault = Kill(rank=1, at_step=6, phase=phase)
     outcome, steps = run(chaos, tmp_path / "notes", fault, twin=False, until={"world": 3})
     (dead,) = victims(outcome)
@@ -60,14 +64,14 @@ def test_code_after_a_transaction_runs_once_a_step(
 
 
 def test_a_step_that_is_computed_again_counts_once(chaos: Chaos, tmp_path: Path) -> None:
-    """A NaN leads to rounds in which shards are computed by other ranks."""
+    """A NaN leads to rounds in which other ranks compute the shards."""
     fault = NaN(rank=1, at_step=6, parameter="2.weight", where="activation")
     outcome, steps = run(chaos, tmp_path / "notes", fault, twin=False)
-    assert {tuple(found) for worker, found in steps.items() if worker not in victims(outcome)} >= {
-        tuple(range(1, 21))
-    }
+    assert {
+        tuple(numbers) for worker, numbers in steps.items() if worker not in victims(outcome)
+    } >= {tuple(range(1, 21))}
     assert all(
-        later == earlier + 1 for found in steps.values() for earlier, later in pairwise(found)
+        later == earlier + 1 for numbers in steps.values() for earlier, later in pairwise(numbers)
     )
 
 
@@ -76,9 +80,10 @@ def test_a_step_that_is_computed_again_counts_once(chaos: Chaos, tmp_path: Path)
 def test_a_backward_pass_that_fails_can_be_repeated(
     chaos: Chaos, caught: str, buckets: int
 ) -> None:
-    """Also where a part of the gradient was folded, and was under way to the others, when it failed.
+    """A backward pass can be repeated even if a part of the gradient was folded, and being sent,
+    when it failed.
 
-    The code that catches the exception is shown as what it is, and has the time of such code.
+    The code that catches the exception is shown in its own phase, with the limit of that phase.
     """
     job, settings = (
         f"{JOB}:fails_in_backward",
@@ -100,24 +105,24 @@ def test_a_backward_pass_that_fails_can_be_repeated(
 
 
 def test_code_after_a_transaction_of_a_sharded_job(chaos: Chaos, tmp_path: Path) -> None:
-    """The rehearsal runs none of it; an entry goes on behind the step that it restored."""
+    """The rehearsal runs no such code; an entry goes on behind the step that it restored."""
     fault = NaN(rank=1, at_step=6, parameter="2.weight", where="activation")
     outcome, steps = run(chaos, tmp_path / "notes", fault, job=f"{JOB}:sharded", twin=False)
     assert outcome.records("nonfinite"), "the step was computed again"
     assert not outcome.recoveries
-    assert [found for found in steps.values() if found] == [list(range(1, 21))] * 3
+    assert [numbers for numbers in steps.values() if numbers] == [list(range(1, 21))] * 3
 
 
 def test_an_evaluation_between_two_steps_may_take_its_time(chaos: Chaos, tmp_path: Path) -> None:
-    """After the first step, too: it is longer than a rank may take to follow a plan."""
+    """An evaluation after the first step may be longer than a rank may take to follow a plan."""
     outcome, steps = run(chaos, tmp_path / "notes", twin=False, options={"evaluate_s": 4.0})
     assert not outcome.records("detected")
     assert len(outcome.records("plan")) == 1
-    assert [found for found in steps.values() if found] == [list(range(1, 21))] * 3
+    assert [numbers for numbers in steps.values() if numbers] == [list(range(1, 21))] * 3
 
 
 def test_autocast_around_the_loop(chaos: Chaos, tmp_path: Path) -> None:
-    """Its copies of weights are not those of before a rehearsal, a recovery or an update."""
+    """Autocast must not keep copies of weights from before a rehearsal, a recovery or an update."""
     fault = Kill(rank=1, at_step=6, phase="optimizer")
     outcome, _ = run(chaos, tmp_path / "notes", fault, options={"autocast": True})
     outcome.assert_same_losses_as_twin()

@@ -1,4 +1,6 @@
-"""The substrate kubernetes on a real cluster: nodes are hardened pods, and nothing of a session stays there."""
+"""Tests of the Kubernetes substrate on a real cluster: nodes are hardened pods, and nothing of a
+session is left.
+"""
 
 from __future__ import annotations
 
@@ -74,23 +76,28 @@ CLUSTER = pods.ROOT / "suites" / "cluster"
 
 
 class Namespace:
-    """What a test has made there, beside what was there before it."""
+    """The objects that a test has made in the namespace, compared with those that were there
+    before.
+    """
 
     def __init__(self) -> None:
         self._before = set(pods.everything())
 
-    def made(self) -> set[str]:
-        """Every object of every kind."""
+    def new_objects(self) -> set[str]:
+        """Return the names of all new objects of every kind."""
         return set(pods.everything()) - self._before
 
     def await_nothing_left(self, limit_s: float = GONE_S) -> None:
         wait_until(
-            lambda: not self.made(), f"the end of {self.made()}", limit_s=limit_s, poll_s=0.5
+            lambda: not self.new_objects(),
+            f"the end of {self.new_objects()}",
+            limit_s=limit_s,
+            poll_s=0.5,
         )
 
 
 @pytest.fixture
-def there() -> Namespace:
+def namespace() -> Namespace:
     return Namespace()
 
 
@@ -105,10 +112,13 @@ def kubeconfig() -> Iterator[None]:
 def substrate(
     kubeconfig: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KubernetesSubstrate]:
-    made, there = KubernetesSubstrate(pods.options(tmp_path_factory.mktemp("pods"))), Namespace()
+    made, namespace = (
+        KubernetesSubstrate(pods.options(tmp_path_factory.mktemp("pods"))),
+        Namespace(),
+    )
     yield made
     made.close()
-    there.await_nothing_left()
+    namespace.await_nothing_left()
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +128,7 @@ def harness(substrate: KubernetesSubstrate, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """In two files of a directory that no pod sees."""
+    """Write a job of two files into a directory that no pod can see, and return its path."""
     source = (pods.ROOT / "tests" / "jobs" / "failing" / "troubled.py").read_text()
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "__init__.py").write_text(f"PLACE = {str(tmp_path)!r}\n")
@@ -143,15 +153,20 @@ def run(harness: Harness, fault: Fault, job: Path) -> Any:
 
 
 def assert_annotated(outcome: Any, test: str) -> str:
-    """The pods of a run's nodes say in full what their labels say. Return the session."""
-    last = max(outcome.records(Event.PLAN), key=lambda one: one["generation"])["generation"]
+    """Check that the annotations of a run's pods give their labels in full; return the session."""
+    last = max(outcome.records(Event.PLAN), key=lambda plan: plan["generation"])["generation"]
 
     def annotated() -> list[Any]:
-        found = pods.pods(f"{GENERATION}={last}").values()
-        return [one for one in found if one["metadata"].get("annotations", {}).get(TEST) == test]
+        annotated_pods = pods.pods(f"{GENERATION}={last}").values()
+        return [
+            pod
+            for pod in annotated_pods
+            if pod["metadata"].get("annotations", {}).get(TEST) == test
+        ]
 
     nodes = wait_until(
-        lambda: found if len(found := annotated()) == 2 else [], "the annotations of both pods"
+        lambda: annotated_pods if len(annotated_pods := annotated()) == 2 else [],
+        "the annotations of both pods",
     )
     for pod in nodes:
         annotations, labels = pod["metadata"]["annotations"], pod["metadata"]["labels"]
@@ -163,26 +178,31 @@ def assert_annotated(outcome: Any, test: str) -> str:
 
 
 def assert_told_of_kill(outcome: Any, session: str, test: str) -> None:
-    """Events about the Job of a session tell of a run whose rank was killed: the fault, the loss and the recovery."""
+    """Check that the Events of a session's Job report the fault, the loss and the recovery of a
+    run.
+    """
     run = Path(outcome.directory).name
     reasons = {"FaultInjected", "FaultLanded", "WorkerLost", "Recovered"}
 
-    def told() -> dict[str, Any]:
+    def test_events() -> dict[str, Any]:
         events = pods.events(session)
         return {
-            one["reason"]: one for one in events if run in one["message"] and test in one["message"]
+            event["reason"]: event
+            for event in events
+            if run in event["message"] and test in event["message"]
         }
 
     events = wait_until(
-        lambda: found if (found := told()).keys() >= reasons else {}, f"the Events {reasons}"
+        lambda: matching if (matching := test_events()).keys() >= reasons else {},
+        f"the Events {reasons}",
     )
     assert events.keys() == reasons
-    assert {one["reason"] for one in events.values() if one["type"] == "Warning"} == {
+    assert {event["reason"] for event in events.values() if event["type"] == "Warning"} == {
         "FaultInjected",
         "WorkerLost",
     }
-    assert {one["involvedObject"]["kind"] for one in events.values()} == {"Job"}
-    last = max(outcome.records(Event.PLAN), key=lambda one: one["generation"])
+    assert {event["involvedObject"]["kind"] for event in events.values()} == {"Job"}
+    last = max(outcome.records(Event.PLAN), key=lambda plan: plan["generation"])
     assert (
         f"{len(last['members'])} ranks, generation {last['generation']}"
         in events["Recovered"]["message"]
@@ -191,7 +211,7 @@ def assert_told_of_kill(outcome: Any, session: str, test: str) -> None:
     assert times == sorted(times)
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.costly
@@ -199,34 +219,34 @@ def assert_told_of_kill(outcome: Any, session: str, test: str) -> None:
 def test_a_killed_rank_is_replaced_in_its_pod(
     harness: Harness, job: Path, request: pytest.FixtureRequest
 ) -> None:
-    """No pod is made anew, no container starts again; and the journals of all pods are here."""
+    """No pod or container is replaced, and the journals of all pods are copied to this machine."""
     warm = run(harness, NaN(rank=1, at_step=8), job)
     assert warm.verdict.value == "passed", warm.reasons
     before = pods.pods()
     outcome = run(harness, Kill(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
-    assert {name: one["metadata"]["uid"] for name, one in pods.pods().items()} == {
-        name: one["metadata"]["uid"] for name, one in before.items()
+    assert {name: pod["metadata"]["uid"] for name, pod in pods.pods().items()} == {
+        name: pod["metadata"]["uid"] for name, pod in before.items()
     }
     assert sum(map(pods.restarts, pods.pods().values())) == 0
-    (name,) = [name for name, one in pods.pods(f"{STATION}=node1").items() if name in before]
+    (name,) = [name for name, pod in pods.pods(f"{STATION}=node1").items() if name in before]
     assert "the job was imported" in pods.log(name), "what a rank prints, kubectl logs shows"
-    last = max(outcome.records(Event.PLAN), key=lambda one: one["generation"])
-    ranks = "_".join(str(one["rank"]) for one in last["members"] if one["node"] == "node1")
+    last = max(outcome.records(Event.PLAN), key=lambda plan: plan["generation"])
+    ranks = "_".join(str(member["rank"]) for member in last["members"] if member["node"] == "node1")
     world = {RUN: Path(outcome.directory).name, RANKS: ranks, GENERATION: str(last["generation"])}
 
     def labels() -> dict[str, str]:
-        found = pods.pods()[name]["metadata"]["labels"]
-        return {label: found.get(label, "") for label in world}
+        pod_labels = pods.pods()[name]["metadata"]["labels"]
+        return {label: pod_labels.get(label, "") for label in world}
 
     wait_until(lambda: labels() == world, f"the labels {world}")
     assert_told_of_kill(
         outcome, assert_annotated(outcome, request.node.nodeid), request.node.nodeid
     )
     assert not [
-        one
-        for one in read_journals(Path(outcome.directory) / "journal")
-        if one.event == Event.NODE_LOST
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event == Event.NODE_LOST
     ]
     journals = {path.stem for path in (Path(outcome.directory) / "journal").iterdir()}
     assert {"harness", "coordinator", "node0", "node1", "node0.0", "node1.0", "node1.1"} <= journals
@@ -254,7 +274,7 @@ def test_faults_inside_a_pod_are_proven(harness: Harness, fault: Fault, job: Pat
 def test_a_lost_pod_is_replaced_by_another_one(harness: Harness, job: Path) -> None:
     outcome = run(harness, ReplaceNode(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
-    assert {one["metadata"]["labels"][STATION] for one in pods.pods().values()} >= {
+    assert {pod["metadata"]["labels"][STATION] for pod in pods.pods().values()} >= {
         "node0",
         "node1",
         "coordinator",
@@ -269,7 +289,7 @@ def test_a_lost_pod_is_replaced_by_another_one(harness: Harness, job: Path) -> N
     ids=str,
 )
 def test_a_pod_is_taken_away(harness: Harness, fault: Fault, job: Path) -> None:
-    """The API server's word is evidence, and the end of the pod's processes."""
+    """Evidence is the answer of the API server, and the end of the pod's processes."""
     outcome = run(harness, fault, job)
     assert outcome.verdict.value == "passed", outcome.reasons
     (record,) = outcome.faults
@@ -296,7 +316,9 @@ def test_a_pod_that_would_preempt_none_is_not_made(
 def test_a_pod_that_is_gone_before_it_is_preempted_proves_nothing(
     harness: Harness, job: Path
 ) -> None:
-    """The scheduler has a reason of its own not to: no machine is left for the other pod. Then the pod is deleted."""
+    """No machine has room for the preempting pod, so the scheduler does not preempt; then the pod
+    is deleted.
+    """
 
     def delete(message: Any) -> None:
         for name in pods.pods(f"{STATION}=preemptor"):
@@ -314,7 +336,7 @@ def test_a_pod_that_is_gone_before_it_is_preempted_proves_nothing(
             **DETECTION["relaxed"],
         )  # fmt: skip
     assert outcome.verdict.value == "unknown", outcome.reasons
-    assert [one["node"] for one in outcome.records(Event.NODE_LOST)] == ["node1"]
+    assert [record["node"] for record in outcome.records(Event.NODE_LOST)] == ["node1"]
 
 
 @pytest.mark.costly
@@ -328,7 +350,7 @@ def test_a_pod_that_is_gone_before_it_is_preempted_proves_nothing(
 def test_a_lost_node_is_replaced_without_a_fault(
     harness: Harness, fault: Fault, stays: bool, job: Path
 ) -> None:
-    """Where its pod is there still, in that: it takes no other one to start an agent."""
+    """A pod that still exists gets a new agent; no other pod is taken."""
     run(harness, NaN(rank=1, at_step=8), job)  # pods are warm
     (before,) = pods.pods(f"{STATION}=node1")
     outcome = harness.run(
@@ -336,7 +358,7 @@ def test_a_lost_node_is_replaced_without_a_fault(
         node_replacements=1, **DETECTION["relaxed"],
     )  # fmt: skip
     assert outcome.verdict.value == "passed", outcome.reasons
-    assert [one["node"] for one in outcome.records(Event.NODE_REPLACED)] == ["node1"]
+    assert [record["node"] for record in outcome.records(Event.NODE_REPLACED)] == ["node1"]
     (after,) = pods.pods(f"{STATION}=node1")
     assert (after == before) is stays
 
@@ -360,7 +382,11 @@ def test_a_run_that_ends_before_its_node_is_replaced_leaves_no_pod(
 @pytest.mark.costly
 @pytest.mark.slow
 def test_why_a_node_is_not_replaced_is_told(harness: Harness, job: Path) -> None:
-    """No room for another pod: the run trains on, and says what the cluster says. When there is, it is whole again."""
+    """If there is no room for another pod, training continues and the run reports the cluster's
+    reason.
+
+    The world is full again once there is room.
+    """
     run(harness, NaN(rank=1, at_step=8), job)
     room = contextlib.ExitStack()
 
@@ -378,7 +404,7 @@ def test_why_a_node_is_not_replaced_is_told(harness: Harness, job: Path) -> None
     assert outcome.verdict.value == "passed", outcome.reasons
     failed = outcome.records(Event.REPLACEMENT_FAILED)
     assert failed
-    assert all("exceeded quota" in one["reason"] for one in failed)
+    assert all("exceeded quota" in record["reason"] for record in failed)
     assert len(outcome.records(Event.NODE_REPLACED)) == 1
 
 
@@ -395,7 +421,9 @@ def test_why_a_node_is_not_replaced_is_told(harness: Harness, job: Path) -> None
 def test_a_pod_that_something_else_takes_makes_a_run_unknown(
     harness: Harness, job: Path, take: Callable[[str], None], cause: str
 ) -> None:
-    """Nothing is lost by it, and what was planned happens, too; but the run says nothing of that alone."""
+    """The pod's end costs no step and the planned fault happens, but the run's verdict would not be
+    about that fault alone.
+    """
     run(harness, NaN(rank=1, at_step=8), job)  # pods are warm
 
     def take_once(message: Any) -> None:
@@ -423,7 +451,7 @@ def test_a_pod_that_something_else_takes_makes_a_run_unknown(
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_container_ends_at_once(harness: Harness, job: Path) -> None:
-    """The API server says so too, some time later; and nothing that was written down is lost."""
+    """The API server confirms the end some time later, and no record of the container is lost."""
     faults, options = [KillContainer(rank=1, at_step=8)], {"step_s": 0.02}
     outcome = harness.run(
         f"{job}:plain",
@@ -444,7 +472,9 @@ def test_a_container_ends_at_once(harness: Harness, job: Path) -> None:
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_pod_that_is_told_to_go_leaves_without_a_loss(harness: Harness, job: Path) -> None:
-    """With grace, and an elastic policy: the world is smaller by a plan, and no step is computed again."""
+    """The world shrinks by a plan, with grace and an elastic policy, and no step is computed
+    again.
+    """
     fault = DeletePod(rank=1, at_step=8, grace_s=20)
     policy = ElasticPolicy(min_replicas=2, max_replicas=3)
     options = {"step_s": 0.02}
@@ -455,16 +485,16 @@ def test_a_pod_that_is_told_to_go_leaves_without_a_loss(harness: Harness, job: P
     assert outcome.verdict.value == "passed", outcome.reasons
     assert outcome.lost_steps == 0
     assert not [
-        one
-        for one in read_journals(Path(outcome.directory) / "journal")
-        if one.event == Event.DETECTED
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event == Event.DETECTED
     ]
 
 
 @pytest.mark.costly
 @pytest.mark.slow
 def test_an_eviction_that_a_budget_forbids_is_unknown(harness: Harness, job: Path) -> None:
-    """Nothing has ended, so nothing was tried."""
+    """The pod has not ended, so the fault was not tried."""
     with pods.budget():
         outcome = run(harness, EvictPod(rank=1, at_step=8), job)
     assert outcome.verdict.value == "unknown", outcome.reasons
@@ -476,12 +506,14 @@ def test_an_eviction_that_a_budget_forbids_is_unknown(harness: Harness, job: Pat
 def test_a_container_that_does_not_end_is_unknown(
     harness: Harness, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first process is told, and stays."""
-    tell = SupervisorLink.tell
+    """The first process of the container gets the signal and does not end."""
+    notify = SupervisorLink.notify
     monkeypatch.setattr(
         SupervisorLink,
-        "tell",
-        lambda link, message: None if isinstance(message, CrashContainer) else tell(link, message),
+        "notify",
+        lambda link, message: (
+            None if isinstance(message, CrashContainer) else notify(link, message)
+        ),
     )
     outcome = run(harness, KillContainer(rank=1, at_step=8), job)
     assert outcome.verdict.value == "unknown", outcome.reasons
@@ -492,19 +524,21 @@ def test_a_container_that_does_not_end_is_unknown(
 def test_pods_of_the_session_are_hardened_and_belong_to_its_job(
     harness: Harness, job: Path
 ) -> None:
-    """As the cluster has them, behind its own defaults and those of a template."""
+    """The pods are checked as the cluster stores them, after its own defaults and those of a
+    template.
+    """
     run(harness, NaN(rank=1, at_step=8), job)
-    found = pods.pods()
-    assert found
-    for one in found.values():
-        assert one["metadata"]["ownerReferences"][0]["kind"] == "Job"
-        assert one["spec"]["securityContext"]["runAsNonRoot"]
-        (container,) = one["spec"]["containers"]
+    session_pods = pods.pods()
+    assert session_pods
+    for pod in session_pods.values():
+        assert pod["metadata"]["ownerReferences"][0]["kind"] == "Job"
+        assert pod["spec"]["securityContext"]["runAsNonRoot"]
+        (container,) = pod["spec"]["containers"]
         assert container["securityContext"]["readOnlyRootFilesystem"]
         assert not any(
             "serviceaccount" in mount["mountPath"] for mount in container["volumeMounts"]
         )
-    assert len({one["metadata"]["labels"][SESSION] for one in found.values()}) == 1
+    assert len({pod["metadata"]["labels"][SESSION] for pod in session_pods.values()}) == 1
 
 
 @pytest.mark.costly
@@ -527,7 +561,7 @@ def test_what_cannot_be_done_in_a_pod_is_refused(
 @pytest.mark.costly
 @pytest.mark.slow
 def test_the_first_test_of_the_page_passes(tmp_path: Path) -> None:
-    """As it stands there."""
+    """The example runs exactly as the page shows it."""
     page = (pods.ROOT / "docs" / "kubernetes.md").read_text()
     (example,) = re.findall(r"^   ```python\n(.*?)^   ```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "test_it.py").write_text(textwrap.dedent(example))
@@ -559,7 +593,9 @@ def test_the_first_test_of_the_page_passes(tmp_path: Path) -> None:
     "suite", ["smoke", *sorted(path.stem for path in CLUSTER.glob("test_*.py"))]
 )
 def test_a_suite_is_green_in_pods(suite: str, tmp_path: Path) -> None:
-    """As users run it, with the limits of a machine that is shared, and all that they may allow."""
+    """The suites run as a user would run them, with the limits of a shared machine and all
+    permissions that users can give.
+    """
     if suite == "test_machines" and pods.no_tool():
         pytest.skip(f"machines: {pods.no_tool()}")
     path = pods.ROOT / "suites" / "smoke" if suite == "smoke" else CLUSTER / f"{suite}.py"
@@ -570,7 +606,7 @@ def test_a_suite_is_green_in_pods(suite: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--chaos-substrate", "kubernetes"],
         env=pods.environment(tmp_path)
-        | {f"{VARIABLE}{name}": value for name, value in allowed.items()},
+        | {f"{VARIABLE}{name}": setting for name, setting in allowed.items()},
         capture_output=True,
         text=True,
         check=False,
@@ -580,7 +616,7 @@ def test_a_suite_is_green_in_pods(suite: str, tmp_path: Path) -> None:
     assert "skipped" not in done.stdout
 
 
-# -- the driver's pod -------------------------------------------------------------------------------------------------
+# -- the driver's pod ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -602,21 +638,23 @@ def driven(driver: RemoteHost, tmp_path_factory: pytest.TempPathFactory) -> Harn
 def test_a_run_is_driven_by_a_pod_of_its_own(
     driven: Harness, job: Path, request: pytest.FixtureRequest
 ) -> None:
-    """It alone may ask the API server, and only for pods. Records of all pods are here."""
+    """The driver alone may use the API server, and only for pods. Records of all pods are copied to
+    this machine.
+    """
     outcome = run(driven, Kill(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
     journals = {path.stem for path in (Path(outcome.directory) / "journal").iterdir()}
     assert {"harness", "coordinator", "node0", "node1", "node0.0", "node1.0", "node1.1"} <= journals
     (session,) = {
-        one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()
+        pod["metadata"]["labels"][SESSION] for pod in pods.pods(f"{STATION}=driver").values()
     }
-    found = pods.pods(f"{SESSION}={session}").values()
+    session_pods = pods.pods(f"{SESSION}={session}").values()
     asks = {
-        one["metadata"]["labels"][STATION]: one["spec"]["automountServiceAccountToken"]
-        for one in found
+        pod["metadata"]["labels"][STATION]: pod["spec"]["automountServiceAccountToken"]
+        for pod in session_pods
     }
     assert asks == {"driver": True, "coordinator": False, "node0": False, "node1": False}
-    assert {one["metadata"]["ownerReferences"][0]["name"] for one in found} == {session}
+    assert {pod["metadata"]["ownerReferences"][0]["name"] for pod in session_pods} == {session}
     assert assert_annotated(outcome, request.node.nodeid) == session
     assert_told_of_kill(outcome, session, request.node.nodeid)
     (driver,) = pods.pods(f"{STATION}=driver")
@@ -630,8 +668,12 @@ def test_a_run_is_driven_by_a_pod_of_its_own(
 
 @pytest.mark.costly
 @pytest.mark.slow
-def test_every_gpu_of_a_cluster_is_for_nodes(there: Namespace, job: Path, tmp_path: Path) -> None:
-    """Two machines have one each, and the template asks for one: driver and coordinator leave both to the nodes."""
+def test_every_gpu_of_a_cluster_is_for_nodes(
+    namespace: Namespace, job: Path, tmp_path: Path
+) -> None:
+    """Two machines have a GPU each, and the template asks for one: driver and coordinator leave
+    both to the nodes.
+    """
     template = pods.template(tmp_path, resources={"limits": {"nvidia.com/gpu": "1", "cpu": "1"}})
     with pods.gpus(dict.fromkeys(pods.machines()[:2], 1)):
         place = DriverPod(pods.options(tmp_path, template=template), tell_on_stderr)
@@ -642,10 +684,10 @@ def test_every_gpu_of_a_cluster_is_for_nodes(there: Namespace, job: Path, tmp_pa
             drivers = pods.pods(f"{STATION}=driver")
             (driver,) = drivers.keys() - drivers_of_others
             session = drivers[driver]["metadata"]["labels"][SESSION]
-            found = pods.pods(f"{SESSION}={session}").values()
+            session_pods = pods.pods(f"{SESSION}={session}").values()
     asked = {
-        one["metadata"]["labels"][STATION]: one["spec"]["containers"][0]["resources"]
-        for one in found
+        pod["metadata"]["labels"][STATION]: pod["spec"]["containers"][0]["resources"]
+        for pod in session_pods
     }
     assert {
         station for station, resources in asked.items() if "nvidia.com/gpu" in resources["limits"]
@@ -654,7 +696,7 @@ def test_every_gpu_of_a_cluster_is_for_nodes(there: Namespace, job: Path, tmp_pa
         "node1",
     }
     assert asked["driver"] == asked["coordinator"]
-    there.await_nothing_left()
+    namespace.await_nothing_left()
 
 
 @pytest.mark.costly
@@ -662,7 +704,7 @@ def test_every_gpu_of_a_cluster_is_for_nodes(there: Namespace, job: Path, tmp_pa
 def test_two_deletions_of_the_coordinators_pod_in_one_step_are_one(
     driven: Harness, job: Path
 ) -> None:
-    """The second one finds a pod that goes already, and has done nothing."""
+    """The second deletion finds a pod that is already being deleted, and has no effect."""
     faults = [DeleteCoordinatorPod(at_step=8), DeleteCoordinatorPod(at_step=8)]
     options = {"step_s": 0.02}
     outcome = driven.run(
@@ -673,9 +715,9 @@ def test_two_deletions_of_the_coordinators_pod_in_one_step_are_one(
 
 
 def coordinators_pod() -> str:
-    """The name of the coordinator's pod of the session that has a driver."""
+    """Return the name of the coordinator's pod of the session that has a driver."""
     (session,) = {
-        one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()
+        pod["metadata"]["labels"][SESSION] for pod in pods.pods(f"{STATION}=driver").values()
     }
     (name,) = pods.pods(f"{SESSION}={session},{STATION}=coordinator")
     return name
@@ -684,7 +726,7 @@ def coordinators_pod() -> str:
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_lost_coordinators_pod_is_replaced_by_its_driver(driven: Harness, job: Path) -> None:
-    """The session goes on, with the same pods of nodes."""
+    """The session continues with the same pods of nodes."""
     run(driven, NaN(rank=1, at_step=8), job)
     before = pods.pods(f"{STATION}=node0")
     coordinator = coordinators_pod()
@@ -699,7 +741,9 @@ def test_a_lost_coordinators_pod_is_replaced_by_its_driver(driven: Harness, job:
 @pytest.mark.costly
 @pytest.mark.promise("**A lost coordinator comes back in another pod**")
 def test_a_run_goes_on_with_a_coordinator_in_another_pod(driven: Harness, job: Path) -> None:
-    """Its record went with its pod. A rank that dies afterwards is replaced by it."""
+    """The coordinator's log is lost with its pod. The new coordinator replaces a rank that dies
+    afterwards.
+    """
     lost = DeleteCoordinatorPod(at_step=8)
     options = {"step_s": 0.02}
     faults = [lost, Kill(rank=1, at_step=150)]
@@ -708,14 +752,14 @@ def test_a_run_goes_on_with_a_coordinator_in_another_pod(driven: Harness, job: P
     )
     assert outcome.verdict.value == "passed", outcome.reasons
     resumed = [
-        one
-        for one in read_journals(Path(outcome.directory) / "journal")
-        if one.event == Event.RESUMED
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event == Event.RESUMED
     ]
     assert len(resumed) == 1
     assert len(outcome.steps) == 200
     log = pods.log(coordinators_pod())
-    assert "[coordinator] this coordinator took over from the one before it: term 2" in log, (
+    assert "[coordinator] this coordinator took over from the previous one: term 2" in log, (
         "the pod that stood by"
     )
 
@@ -726,7 +770,7 @@ def test_a_run_goes_on_with_a_coordinator_in_another_pod(driven: Harness, job: P
 def test_a_coordinators_pod_that_others_delete_is_replaced(
     driven: Harness, job: Path, grace_s: int
 ) -> None:
-    """With no pod that stands by, and whether or not its processes are told before."""
+    """No pod stands by, and the processes of the pod may or may not get a signal before."""
     run(driven, NaN(rank=1, at_step=8), job)
     lost = coordinators_pod()
     deleter = threading.Timer(2.0, pods.delete, [lost, grace_s])
@@ -746,9 +790,9 @@ def test_a_coordinators_pod_that_others_delete_is_replaced(
         "no pod was taken away"
     }
     (resumed,) = [
-        one
-        for one in read_journals(Path(outcome.directory) / "journal")
-        if one.event == Event.RESUMED
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event == Event.RESUMED
     ]
     assert resumed["term"] == 2
     assert lost not in pods.pods()
@@ -757,7 +801,9 @@ def test_a_coordinators_pod_that_others_delete_is_replaced(
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_run_goes_on_while_the_api_server_stands_still(driven: Harness, job: Path) -> None:
-    """A rank that is killed meanwhile is replaced, and all that was written down comes when the server goes on."""
+    """A rank that is killed meanwhile is replaced, and all records arrive when the server
+    continues.
+    """
     if (server := pods.api_server()) is None:
         pytest.skip("the API server is no process of this machine")
     run(driven, NaN(rank=1, at_step=8), job)
@@ -785,9 +831,9 @@ def test_a_run_goes_on_while_the_api_server_stands_still(driven: Harness, job: P
     stopper.join()
     assert outcome.verdict.value == "passed", outcome.reasons
     (killed,) = [
-        one
-        for one in read_journals(Path(outcome.directory) / "journal")
-        if one.event == Event.DETECTED
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event == Event.DETECTED
     ]
     assert stopped[0] < killed.t_ns < stopped[1]
     assert outcome.lost_steps == 0
@@ -796,7 +842,7 @@ def test_a_run_goes_on_while_the_api_server_stands_still(driven: Harness, job: P
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_driver_that_is_killed_is_an_error_of_its_run_only(tmp_path: Path, job: Path) -> None:
-    """Its pod and its session stay; the next driver makes the pods of nodes anew."""
+    """Pod and session of the driver remain; the next driver replaces the pods of nodes."""
     place = DriverPod(pods.options(tmp_path), tell_on_stderr)
     with (
         contextlib.closing(RemoteHost(place, tell_on_stderr)) as host,
@@ -805,7 +851,9 @@ def test_a_driver_that_is_killed_is_an_error_of_its_run_only(tmp_path: Path, job
 
         def kill(message: Any) -> None:
             if type(message).__name__ == "Formed" and host.driver is not None:
-                with contextlib.suppress(ProcessLookupError):  # another such message was on its way
+                with contextlib.suppress(
+                    ProcessLookupError
+                ):  # another such message was already sent
                     host.driver.signal(signal.SIGKILL)
 
         with pytest.raises(HarnessError, match="the driver of the run ended"):
@@ -860,7 +908,7 @@ def delete_driver(session: str) -> None:
 def test_a_session_that_something_ends_is_followed_by_another_one(
     driven: Harness, job: Path, end: Callable[[str], None], why: str
 ) -> None:
-    """The run that it drove is an error that names what has ended it, and no verdict."""
+    """The run that the session drove is an error that names the cause, and has no verdict."""
     ending: list[threading.Thread] = []
 
     def end_once(message: Any) -> None:
@@ -889,8 +937,10 @@ def test_a_session_that_something_ends_is_followed_by_another_one(
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_pod_that_is_deleted_before_it_runs_is_told_as_that(tmp_path: Path, job: Path) -> None:
-    """At once, and not when the time to start is over."""
-    template = pods.template(tmp_path, resources={"requests": {"cpu": "1000"}})  # it stays pending
+    """The error comes at once, not when the time to start is over."""
+    template = pods.template(
+        tmp_path, resources={"requests": {"cpu": "1000"}}
+    )  # the pod stays pending
     deleted: list[str] = []
 
     def delete(line: str) -> None:
@@ -905,20 +955,20 @@ def test_a_pod_that_is_deleted_before_it_runs_is_told_as_that(tmp_path: Path, jo
     assert deleted
 
 
-# -- what an administrator installs, and what people see ---------------------------------------------------------------
+# -- what an administrator installs, and what people see -------------------------------------------
 
 
 @pytest.fixture
-def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: Namespace) -> Iterator[None]:
+def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: Namespace) -> Iterator[None]:
     with pods.person() as kubeconfig:
         (tmp_path / "person.json").write_text(kubeconfig)
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "person.json"))
         yield
-    there.await_nothing_left()
+    namespace.await_nothing_left()
 
 
 def cluster(*words: str, directory: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """What ``chaoskit cluster`` says to the user of $KUBECONFIG."""
+    """Run ``chaoskit cluster`` as the user of $KUBECONFIG, and return the finished process."""
     environment = pods.environment(directory) | {"KUBECONFIG": os.environ["KUBECONFIG"], **more}
     command = [sys.executable, "-m", "chaoskit", "cluster", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -928,11 +978,13 @@ def cluster(*words: str, directory: Path, **more: str) -> subprocess.CompletedPr
 @pytest.mark.costly
 @pytest.mark.promise("The role of people is all that they need")
 def test_the_role_of_people_is_all_that_they_need(person: None, tmp_path: Path, job: Path) -> None:
-    """To run with the installed account of drivers: no role is made, and the doctor finds nothing missing."""
-    told = cluster(
+    """People can run with the installed account of drivers: no role is created, and the doctor
+    finds no missing right.
+    """
+    result = cluster(
         "doctor", "--no-trial", directory=tmp_path, CHAOSKIT_KUBERNETES_SERVICE_ACCOUNT=ACCOUNT
     )
-    assert told.returncode == 0, told.stdout + told.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     options = pods.options(tmp_path, service_account=ACCOUNT)
     with (
         contextlib.closing(RemoteHost(DriverPod(options, tell_on_stderr), tell_on_stderr)) as host,
@@ -944,10 +996,14 @@ def test_the_role_of_people_is_all_that_they_need(person: None, tmp_path: Path, 
 
 @pytest.mark.costly
 def test_the_doctor_names_each_right_that_is_missing(person: None, tmp_path: Path) -> None:
-    """Without an installed account a session needs more than people have."""
-    told = cluster("doctor", "--no-trial", "--json", directory=tmp_path)
-    assert told.returncode == 1
-    missing = {one["name"] for one in json.loads(told.stdout)["findings"] if not one["is_there"]}
+    """A session without an installed account needs more rights than people have."""
+    result = cluster("doctor", "--no-trial", "--json", directory=tmp_path)
+    assert result.returncode == 1
+    missing = {
+        finding["name"]
+        for finding in json.loads(result.stdout)["findings"]
+        if not finding["is_there"]
+    }
     assert missing == {
         "create serviceaccounts",
         "create roles",
@@ -963,35 +1019,39 @@ def test_the_doctor_names_each_right_that_is_missing(person: None, tmp_path: Pat
 def test_the_doctor_asks_for_rights_over_machines(
     person: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are of the whole cluster: where machines were named that may be broken."""
+    """The rights are for the whole cluster, and are needed once breakable machines are named."""
     monkeypatch.setenv("CHAOSKIT_KUBERNETES_MACHINES", "node1")
     monkeypatch.setenv("CHAOSKIT_KUBERNETES_SERVICE_ACCOUNT", ACCOUNT)
-    told = cluster("doctor", "--no-trial", "--json", directory=tmp_path)
-    assert told.returncode == 1
-    missing = {one["name"] for one in json.loads(told.stdout)["findings"] if not one["is_there"]}
-    wanted = {"get nodes", "patch nodes", "list pods", "get leases"}
-    assert missing == {f"{one} in the whole cluster" for one in wanted}
+    result = cluster("doctor", "--no-trial", "--json", directory=tmp_path)
+    assert result.returncode == 1
+    missing = {
+        finding["name"]
+        for finding in json.loads(result.stdout)["findings"]
+        if not finding["is_there"]
+    }
+    rights = {"get nodes", "patch nodes", "list pods", "get leases"}
+    assert missing == {f"{right} in the whole cluster" for right in rights}
 
 
 @pytest.mark.costly
 @pytest.mark.slow
-def test_the_doctor_runs_a_job(tmp_path: Path, there: Namespace) -> None:
-    told = cluster("doctor", directory=tmp_path)
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "3 steps on one node" in told.stdout
-    there.await_nothing_left()
+def test_the_doctor_runs_a_job(tmp_path: Path, namespace: Namespace) -> None:
+    result = cluster("doctor", directory=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "3 steps on one node" in result.stdout
+    namespace.await_nothing_left()
 
 
 @pytest.mark.costly
 @pytest.mark.slow
 def test_sessions_are_listed_and_ended(driven: Harness, job: Path, tmp_path: Path) -> None:
-    """The next run begins another one."""
+    """The next run begins another session."""
     run(driven, NaN(rank=1, at_step=8), job)
     (driver,) = pods.pods(f"{STATION}=driver").values()
     name = driver["metadata"]["labels"][SESSION]
     listed = json.loads(cluster("list", "--json", directory=tmp_path).stdout)["sessions"]
     assert {"session": name, "pods": 4} in [
-        {key: one[key] for key in ("session", "pods")} for one in listed
+        {key: listing[key] for key in ("session", "pods")} for listing in listed
     ]
     assert cluster("end", "other", directory=tmp_path).returncode == 2
     assert cluster("end", name, directory=tmp_path).returncode == 0
@@ -1007,19 +1067,19 @@ def test_a_list_of_sessions_names_a_namespace_that_is_not_there(tmp_path: Path) 
 
 
 def test_what_is_installed_is_what_the_server_knows() -> None:
-    """Without a field that it does not have."""
+    """The server accepts each installed object in strict mode, without an unknown field."""
     for made in installation(pods.namespace(), "restricted"):
-        if made["kind"] != "Namespace":  # which is there
+        if made["kind"] != "Namespace":  # the namespace exists already
             group = pods.GROUPS[made["kind"]]
             place = f"{group}/namespaces/{pods.namespace()}/{made['kind'].lower()}s"
             pods.ask("POST", f"{place}?dryRun=All&fieldValidation=Strict", made)
 
 
-# -- bad input --------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 def begin(options: KubernetesOptions, harness: str) -> None:
-    """Have the first pod of a session, and end it."""
+    """Start the first pod of a session, and end the session."""
     if harness == "pod":
         with (
             contextlib.closing(UndoLog()) as undo,
@@ -1038,8 +1098,8 @@ def begin(options: KubernetesOptions, harness: str) -> None:
         ({"context": "elsewhere"}, "context='elsewhere'"),
         ({"namespace": "not-there"}, "kubectl create namespace not-there"),
         ({"namespace": "default"}, "kubectl label namespace default chaoskit.dev/chaos=allowed"),
-        ({"namespace": "kube-system"}, "this one is the cluster's"),
-        ({"template": {"spec": {"hostNetwork": True}}}, "leave spec.hostNetwork out"),
+        ({"namespace": "kube-system"}, "this one belongs to the cluster"),
+        ({"template": {"spec": {"hostNetwork": True}}}, "remove spec.hostNetwork"),
         ({"template": {"spec": {"nodeSelectr": {}}}}, 'unknown field "spec.nodeSelectr"'),
         (
             {"template": {"spec": {"containers": [{"name": "node", "image": ""}]}}},
@@ -1049,7 +1109,7 @@ def begin(options: KubernetesOptions, harness: str) -> None:
     ids=lambda value: "" if isinstance(value, dict) else value[:20],
 )
 def test_bad_input_is_told_in_a_line_and_makes_nothing(
-    harness: str, given: dict[str, Any], told: str, tmp_path: Path, there: Namespace
+    harness: str, given: dict[str, Any], told: str, tmp_path: Path, namespace: Namespace
 ) -> None:
     if isinstance(given.get("template"), dict):
         path = tmp_path / "given.json"
@@ -1059,25 +1119,22 @@ def test_bad_input_is_told_in_a_line_and_makes_nothing(
         begin(pods.options(tmp_path, **given), harness)
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert not there.made()
+    assert not namespace.new_objects()
 
 
 TWO_TESTS = """
-from chaoskit.stacks import LogPatterns
-
 def test_a(chaos):
     chaos.run("gpt", nodes=2, steps=3, twin=False)
 
 def test_b(chaos):
     chaos.run("gpt", nodes=2, steps=3, twin=False)
-
-def test_command(chaos):
-    chaos.run(command=["true"], watch=LogPatterns(step=r"step (\\d+)"), twin=False)
 """
 
 
 def bad_inputs(directory: Path, tests: str, **more: str) -> list[str]:
-    """Run tests in a session of their own, which must end with 2. Return the line that each test fails with."""
+    """Run tests in a session of their own, which must end with 2; return the line of each test's
+    failure.
+    """
     (directory / "test_session.py").write_text(TWO_TESTS)
     command = [
         "pytest",
@@ -1103,47 +1160,38 @@ def bad_inputs(directory: Path, tests: str, **more: str) -> list[str]:
     lines = [line for line in done.stdout.splitlines() if line.startswith("bad input: ")]
     return [
         line.rpartition(" (test_session.py:")[0] for line in lines
-    ]  # tests differ in their line
-
-
-def test_a_command_is_refused_before_a_pod_is_made(tmp_path: Path, there: Namespace) -> None:
-    (line,) = bad_inputs(tmp_path, "command")
-    assert (
-        line
-        == "bad input: command='true': use the substrate local, netns or docker, or give a job: pods run no commands"
-    )
-    assert not there.made()
+    ]  # drop the place, which differs between the tests
 
 
 def test_a_quota_without_room_is_told_before_a_pod_is_made(
-    tmp_path: Path, there: Namespace
+    tmp_path: Path, namespace: Namespace
 ) -> None:
-    """The driver and the coordinator would fit into it, and the pods of both nodes would not."""
+    """The quota has room for the driver and the coordinator, but not for the pods of both nodes."""
     with pods.quota(pods=len(pods.pods()) + 3):
         first, second = bad_inputs(tmp_path, "test_a or test_b")
     assert first == second
     assert "quota='" in first
     assert "4 pods need 4" in first
-    assert not there.made()
+    assert not namespace.new_objects()
 
 
 def test_a_missing_right_is_told_before_anything_is_made(person: None, tmp_path: Path) -> None:
-    """What the doctor names is what a run is refused with."""
-    there = Namespace()
+    """A run is refused with the rights that the doctor names."""
+    namespace = Namespace()
     first, second = bad_inputs(tmp_path, "test_a or test_b")
     assert first == second
     assert first.startswith(
         "bad input: rights='create serviceaccounts, create roles, create rolebindings, patch pods"
     )
-    assert not there.made()
+    assert not namespace.new_objects()
 
 
-def test_a_cordon_is_told_before_a_pod_is_made(tmp_path: Path, there: Namespace) -> None:
+def test_a_cordon_is_told_before_a_pod_is_made(tmp_path: Path, namespace: Namespace) -> None:
     machine = pods.machines()[-1]
     with pods.cordoned(machine):
         (line,) = bad_inputs(tmp_path, "test_a", CHAOSKIT_KUBERNETES_MACHINES=machine)
     assert f"{machine} is cordoned" in line
-    assert not there.made()
+    assert not namespace.new_objects()
 
 
 def test_a_server_that_does_not_answer_is_told_in_a_line(
@@ -1153,8 +1201,13 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(
     cluster = {"name": "c", "cluster": {"server": "https://127.0.0.1:9"}}
     context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
     user = {"name": "u", "user": {"token": "t"}}
-    told = {"clusters": [cluster], "contexts": [context], "users": [user], "current-context": "c"}
-    config.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **told}))
+    content = {
+        "clusters": [cluster],
+        "contexts": [context],
+        "users": [user],
+        "current-context": "c",
+    }
+    config.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **content}))
     options = pods.options(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(config))
     substrate = KubernetesSubstrate(options)
@@ -1168,7 +1221,7 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(
 def test_a_kubeconfig_that_is_none_is_told(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a line, whatever the client makes of it."""
+    """The error is one line, whatever exception the client raises."""
     (tmp_path / "config").write_text(text)
     options = pods.options(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
@@ -1184,7 +1237,7 @@ def test_a_kubeconfig_that_is_none_is_told(
 def test_a_pod_that_could_not_be_made_is_made_for_the_next_run(
     substrate: KubernetesSubstrate, harness: Harness, job: Path
 ) -> None:
-    """One run fails with the server's words, and those behind it do not."""
+    """The run that needs the pod fails with the server's message; later runs pass."""
     run(harness, NaN(rank=1, at_step=8), job)
     with (
         pods.quota(pods=len(pods.pods())),
@@ -1201,16 +1254,16 @@ def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(
     harness: Harness, job: Path
 ) -> None:
     run(harness, NaN(rank=1, at_step=8), job)
-    driven = {one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()}
+    driven = {pod["metadata"]["labels"][SESSION] for pod in pods.pods(f"{STATION}=driver").values()}
     coordinators = pods.pods(f"{STATION}=coordinator").values()
     (coordinator,) = [
-        one for one in coordinators if one["metadata"]["labels"][SESSION] not in driven
+        pod for pod in coordinators if pod["metadata"]["labels"][SESSION] not in driven
     ]
     pods.delete(coordinator["metadata"]["name"])
     wait_until(lambda: coordinator["metadata"]["name"] not in pods.pods(), "the end of that pod")
     outcome = run(harness, NaN(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
-    sessions = {one["metadata"]["labels"][SESSION] for one in pods.pods().values()}
+    sessions = {pod["metadata"]["labels"][SESSION] for pod in pods.pods().values()}
     assert coordinator["metadata"]["labels"][SESSION] not in sessions
 
 
@@ -1222,8 +1275,8 @@ def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(
     [
         ({"image": "local.test/none:1"}, BadInput, "name an image that machines can pull"),
         ({"python": "/no/python"}, BadInput, "name the Python of the image"),
-        ({"python": "/usr/bin/python3"}, BadInput, "there has no chaoskit"),
-        ({"cpu": "1000"}, HarnessError, "(coordinator|driver): .*Insufficient cpu.*ask for less"),
+        ({"python": "/usr/bin/python3"}, BadInput, "its /usr/bin/python3 has no chaoskit"),
+        ({"cpu": "1000"}, HarnessError, "(coordinator|driver): .*Insufficient cpu.*request less"),
     ],
     ids=["no image", "no python", "no chaoskit", "no room"],
 )
@@ -1233,36 +1286,36 @@ def test_a_pod_that_cannot_run_is_told_with_the_reason_and_removed(
     error: type[Exception],
     told: str,
     tmp_path: Path,
-    there: Namespace,
+    namespace: Namespace,
 ) -> None:
     cpu = given.get("cpu", "")
     more: dict[str, Any] = {
-        **{name: value for name, value in given.items() if name != "cpu"},
+        **{name: setting for name, setting in given.items() if name != "cpu"},
         "startup_s": 15.0,
     }
     if cpu:
         more["template"] = pods.template(tmp_path, roles={"requests": {"cpu": cpu}})
     with pytest.raises(error, match=told):
         begin(pods.options(tmp_path, **more), harness)
-    there.await_nothing_left()
+    namespace.await_nothing_left()
 
 
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_node_without_room_names_the_scarce_resource(
-    tmp_path: Path, job: Path, there: Namespace
+    tmp_path: Path, job: Path, namespace: Namespace
 ) -> None:
     template = pods.template(tmp_path, resources={"requests": {"cpu": "1000"}})
     substrate = KubernetesSubstrate(pods.options(tmp_path, template=template, startup_s=15.0))
     with (
         contextlib.closing(substrate),
-        pytest.raises(HarnessError, match=r"node0: .*Insufficient cpu.*ask for less"),
+        pytest.raises(HarnessError, match=r"node0: .*Insufficient cpu.*request less"),
     ):
         Harness(substrate, tmp_path / "runs").run(f"{job}:plain", nodes=1, steps=10, twin=False)
-    there.await_nothing_left()
+    namespace.await_nothing_left()
 
 
-# -- nothing stays ----------------------------------------------------------------------------------------------------
+# -- nothing stays ---------------------------------------------------------------------------------
 
 RUNNER = """
 import sys
@@ -1275,7 +1328,7 @@ with Harness("kubernetes", sys.argv[1]) as harness:
 
 @pytest.fixture
 def runner(tmp_path: Path, job: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A runner of its own, which begins to make pods."""
+    """Start a process that runs an experiment and begins to make pods."""
     started = pods.run_python(RUNNER, str(tmp_path / "runs"), f"{job}:plain", directory=tmp_path)
     assert started.stdout is not None
     started.stdout.readline()
@@ -1289,33 +1342,37 @@ def runner(tmp_path: Path, job: Path) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", range(int(os.environ.get("CHAOSKIT_MOMENTS", "2"))))
 def test_nothing_is_left_of_a_runner_that_is_killed(
-    moment: int, there: Namespace, runner: subprocess.Popen[bytes]
+    moment: int, namespace: Namespace, runner: subprocess.Popen[bytes]
 ) -> None:
-    """At a random moment of its start or its run: its guard deletes what it has made."""
-    wait_until(there.made, "the first object")
+    """The runner is killed at a random moment of its start or its run; its guard deletes the
+    objects.
+    """
+    wait_until(namespace.new_objects, "the first object")
     with pytest.raises(subprocess.TimeoutExpired):
         runner.wait(random.uniform(0.0, 20.0))
     runner.kill()
     runner.wait()
-    there.await_nothing_left()
+    namespace.await_nothing_left()
 
 
 @pytest.mark.costly
 @pytest.mark.slow
 def test_nothing_is_left_of_a_runner_and_its_guard_that_are_killed(
-    there: Namespace, runner: subprocess.Popen[bytes]
+    namespace: Namespace, runner: subprocess.Popen[bytes]
 ) -> None:
-    """And what carries its stream. Nothing comes to clean up: supervisors end with their stream, when none makes it
-    again, the job with its pod, and all with the job.
+    """The process that carries the stream is killed, too, so that no process is left to clean up.
+
+    Supervisors end when their stream is closed and not made again, the job ends with its pod, and
+    all objects with the Job.
     """
     wait_until(
-        lambda: sum(name.startswith("pods/") for name in there.made()) == 4,
+        lambda: sum(name.startswith("pods/") for name in namespace.new_objects()) == 4,
         "the pods",
         limit_s=180.0,
     )
-    both = [psutil.Process(runner.pid), *psutil.Process(runner.pid).children(recursive=True)]
-    for one in both:
-        one.kill()
+    processes = [psutil.Process(runner.pid), *psutil.Process(runner.pid).children(recursive=True)]
+    for process in processes:
+        process.kill()
     runner.wait()
-    there.await_nothing_left(PATIENCE_S + TTL_S + 60.0)
+    namespace.await_nothing_left(PATIENCE_S + TTL_S + 60.0)
     subprocess.run([sys.executable, "-m", "chaoskit", "cleanup"], check=True, capture_output=True)

@@ -1,4 +1,6 @@
-"""Machines of a real cluster that lose their power, and its API server that stops: broken from outside, by commands."""
+"""Tests of machines of a real cluster that lose power, and of an API server that stops; both by
+external commands.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,14 @@ BREAKABLE = ("node1", "node2")
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
-    """Pods of nodes go to two machines, which may be broken; the driver and the coordinator rather to the third."""
+    """Place pods of nodes on two breakable machines; the driver and the coordinator prefer the
+    third.
+    """
     directory = tmp_path_factory.mktemp("options")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in pods.environment(directory).items():
+        for name, setting in pods.environment(directory).items():
             if name.startswith(VARIABLE) or name == "KUBECONFIG":
-                patch.setenv(name, value)
+                patch.setenv(name, setting)
         patch.setenv(f"{VARIABLE}MACHINES", ",".join(BREAKABLE))
         patch.setenv(f"{VARIABLE}LEVERS", pods.levers(directory))
         patch.setenv(f"{VARIABLE}STRANGERS", "allow")
@@ -60,7 +64,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def reached(options: pytest.MonkeyPatch) -> Iterator[tuple[ExperimentHost, str]]:
-    """A driver, and the name of its session."""
+    """Provide a driver, and the name of its session."""
     host, before = make_host("kubernetes"), sessions()
     host.reach()
     (made,) = sessions() - before
@@ -82,7 +86,7 @@ def session(reached: tuple[ExperimentHost, str]) -> str:
 
 @pytest.fixture(autouse=True)
 def whole() -> Iterator[None]:
-    """Whatever a test has broken is there again."""
+    """Delete the annotations of faults after a test, and wait until all machines are ready."""
     yield
     for machine in pods.machines():
         pods.ask("PATCH", f"/api/v1/nodes/{machine}", {"metadata": {"annotations": {BROKEN: None}}})
@@ -104,19 +108,19 @@ def machine_of(station: str, session: str) -> str:
 
 
 def sessions() -> set[str]:
-    """Those that have pods."""
-    return {str(one["metadata"]["labels"][SESSION]) for one in pods.pods().values()}
+    """Return the sessions that have pods."""
+    return {str(pod["metadata"]["labels"][SESSION]) for pod in pods.pods().values()}
 
 
 @pytest.mark.promise("**A machine that loses its power costs no step**")
 def test_a_machine_loses_its_power(harness: Harness) -> None:
-    """No connection ends: they fall silent. The losses are the twin's, bit by bit."""
+    """No connection is closed: they fall silent. The losses are bit-equal to the twin's."""
     outcome = run(harness, LoseMachine(rank=1, at_step=AT))
     assert outcome.verdict.value == "passed", outcome.reasons
     assert outcome.lost_steps == outcome.false_alarms == 0
     outcome.assert_same_losses_as_twin()
     lost = outcome.records(Event.NODE_LOST)
-    assert {one["detail"] for one in lost} == {"silent for 3 beats"}
+    assert {record["detail"] for record in lost} == {"silent for 3 beats"}
     (record,) = outcome.faults
     assert "does not answer" in record.evidence[1].observed
 
@@ -125,8 +129,9 @@ def test_a_machine_loses_its_power(harness: Harness) -> None:
 def test_a_node_of_a_dead_machine_is_replaced_on_another_one(
     harness: Harness, session: str
 ) -> None:
-    """The API server holds the machine for ready still: left to itself, the scheduler may bind a pod to it. One of two
-    nodes gets the pod that stands by, the other one a new pod.
+    """The API server still reports the machine as ready, so the scheduler may bind a pod to it.
+
+    One of two nodes gets the pod that stands by, the other one a new pod.
     """
     run(harness, nodes=4, steps=20, twin=False)
     dead = machine_of("node1", session)
@@ -139,11 +144,11 @@ def test_a_node_of_a_dead_machine_is_replaced_on_another_one(
         twin=False,
     )
     assert outcome.verdict.value == "passed", outcome.reasons
-    lost = {str(one["node"]) for one in outcome.records(Event.NODE_LOST)}
+    lost = {str(record["node"]) for record in outcome.records(Event.NODE_LOST)}
     assert len(lost) == 2
-    assert {one["node"] for one in outcome.records(Event.NODE_REPLACED)} == lost
+    assert {record["node"] for record in outcome.records(Event.NODE_REPLACED)} == lost
     assert dead not in {machine_of(node, session) for node in lost}
-    # by the next run the machine is there again, and the pod goes where it would have gone
+    # by the next run the machine is back, and the pod is placed as before
     after = run(harness, steps=20)
     assert after.verdict.value == "passed", after.reasons
     assert machine_of("node1", session) in BREAKABLE
@@ -164,7 +169,7 @@ def test_a_machine_comes_back_while_the_run_goes_on(harness: Harness) -> None:
     ids=str,
 )
 def test_a_command_that_does_nothing_is_no_evidence(harness: Harness, fault: Fault) -> None:
-    """It ends well. What must show does not."""
+    """The command succeeds, but the evidence does not appear."""
     outcome = run(harness, fault, steps=100, twin=False)
     assert outcome.verdict.value == "unknown", outcome.reasons
 
@@ -175,7 +180,7 @@ def test_a_command_that_fails_is_an_error_of_the_run(harness: Harness) -> None:
 
 
 def test_the_api_server_stops_and_a_rank_dies_meanwhile(harness: Harness) -> None:
-    """No decision waits for it."""
+    """No decision waits for the API server."""
     faults = StopApiServer(at_step=AT, lasts_s=4.0), Kill(rank=1, at_step=AT + 30)
     outcome = run(harness, *faults, steps=300)
     assert outcome.verdict.value == "passed", outcome.reasons
@@ -186,7 +191,10 @@ def test_the_api_server_stops_and_a_rank_dies_meanwhile(harness: Harness) -> Non
 def test_the_machine_of_the_coordinator_loses_its_power(
     options: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No connection to it ends, and the rank beside it is lost as well. Another pod takes over from its record."""
+    """No connection to the coordinator is closed, and the rank on its machine is lost, too.
+
+    Another pod takes over from the coordinator's log.
+    """
     with options.context() as patch:
         patch.setenv(f"{VARIABLE}MACHINES", ",".join(pods.machines()))
         host, before = make_host("kubernetes"), sessions()
@@ -207,18 +215,18 @@ def test_the_machine_of_the_coordinator_loses_its_power(
     outcome.assert_same_losses_as_twin()
 
 
-# -- machines that the cluster empties --------------------------------------------------------------------------------
+# -- machines that the cluster empties -------------------------------------------------------------
 
 
 def marks_of(machine: str) -> dict[str, Any]:
-    """What keeps pods off it."""
+    """Return the fields of the machine's spec that keep pods off it."""
     spec = pods.ask("GET", f"/api/v1/nodes/{machine}")["spec"]
     return {name: spec[name] for name in ("unschedulable", "taints") if name in spec}
 
 
 @pytest.mark.promise("**A drain loses no step**")
 def test_a_drained_machine_is_left_in_order(harness: Harness) -> None:
-    """With time to end, and an elastic policy, no rank is given up."""
+    """No rank is given up if there is time to end and an elastic policy."""
     policy = ElasticPolicy(min_replicas=1, max_replicas=3)
     outcome = run(harness, DrainMachine(rank=1, at_step=AT, grace_s=20), steps=300, elastic=policy)
     assert outcome.verdict.value == "passed", outcome.reasons
@@ -265,19 +273,19 @@ def test_marks_are_taken_off_when_their_process_is_killed(options: pytest.Monkey
     wait_until(lambda: not marks_of("node1"), "the undo of both marks")
 
 
-# -- what is left alone -----------------------------------------------------------------------------------------------
+# -- what is left alone ----------------------------------------------------------------------------
 
 
 def breaker(tmp_path: Path, session: str = "a-session", **more: Any) -> Machines:
-    """What pulls levers, with one that makes a file."""
-    return Machines(there(), session, told(tmp_path, **more), UndoLog())
+    """Return machines with a command, ``flag``, that creates a file."""
+    return Machines(make_api(), session, make_options(tmp_path, **more), UndoLog())
 
 
-def there() -> KubernetesApi:
+def make_api() -> KubernetesApi:
     return KubernetesApi(namespace=pods.namespace())
 
 
-def told(tmp_path: Path, **more: Any) -> KubernetesOptions:
+def make_options(tmp_path: Path, **more: Any) -> KubernetesOptions:
     path = tmp_path / "levers.json"
     path.write_text(
         json.dumps(
@@ -296,7 +304,7 @@ def told(tmp_path: Path, **more: Any) -> KubernetesOptions:
 
 @pytest.fixture
 def shared() -> Iterator[str]:
-    """A machine on which a pod of another namespace is."""
+    """Provide a machine with a pod of another namespace."""
     path, name = "/api/v1/namespaces/default/pods", "stranger"
     container = {"name": "one", "image": pods.IMAGE, "command": ["sleep", "1000"]}
     spec = {"nodeName": "node1", "containers": [container], "terminationGracePeriodSeconds": 0}
@@ -341,7 +349,7 @@ def test_a_machine_with_pods_of_others_is_left_alone(
 def test_a_lever_for_machines_is_pulled_for_none_without_a_name(
     options: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nothing but the names that were allowed guards what it does."""
+    """The allowed names are the only guard of such a command."""
     with pytest.raises(HarnessError, match="lever flag is for machines"):
         breaker(tmp_path).do("flag", "")
 
@@ -351,14 +359,14 @@ def test_two_that_come_together_are_one_after_the_other(
 ) -> None:
     machines = breaker(tmp_path)
     with ThreadPoolExecutor(2) as threads:
-        tried = [threads.submit(machines.do, "flag", machine) for machine in ("node1", "node2")]
-    assert [one.exception() is None for one in tried].count(True) == 1
+        attempts = [threads.submit(machines.do, "flag", machine) for machine in ("node1", "node2")]
+    assert [attempt.exception() is None for attempt in attempts].count(True) == 1
 
 
 def test_one_machine_is_broken_at_a_time(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machines = breaker(tmp_path)
     put_back = machines.do("flag", "node1")
-    with pytest.raises(HarnessError, match="node2 is left alone: node1 is broken still"):
+    with pytest.raises(HarnessError, match="node2 is not broken: node1 is still broken"):
         machines.do("flag", "node2")
     put_back()
     machines.do("flag", "node2")
@@ -388,7 +396,9 @@ def test_without_levers_or_machines_the_fault_says_what_to_do(options: pytest.Mo
 
 @pytest.mark.promise("**A machine may be lost between two runs**")
 def test_a_machine_is_lost_between_two_runs(harness: Harness, session: str) -> None:
-    """Streams to its pods stay open, and the API server holds it for ready: the next run has other pods."""
+    """Streams to the pods of the lost machine stay open, and the API server reports it as ready:
+    the next run gets other pods.
+    """
     warm = run(harness, steps=20)
     assert warm.verdict.value == "passed", warm.reasons
     machine = machine_of("node1", session)
@@ -405,7 +415,7 @@ def test_a_machine_is_lost_between_two_runs(harness: Harness, session: str) -> N
 def test_a_machine_is_put_back_when_pytest_is_killed(
     options: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The command's undo is the guard's, where the command ran: neither driver nor run is needed for it."""
+    """The guard undoes the command on the machine where it ran; it needs neither driver nor run."""
     (tmp_path / "test_it.py").write_text(
         f"from faults import LoseMachine\n\n\ndef test_it(chaos):\n"
         f"    chaos.run({STEADY!r}, nodes=2, spares=0, steps=100000, twin=False, deadline_s=300,\n"
@@ -427,32 +437,34 @@ def test_a_machine_is_put_back_when_pytest_is_killed(
         command, cwd=tmp_path, env=dict(os.environ), start_new_session=True
     ) as process:
         is_off = wait_until(
-            lambda: any(not is_on(one) for one in BREAKABLE), "the power cut", limit_s=120.0
+            lambda: any(not is_on(machine) for machine in BREAKABLE), "the power cut", limit_s=120.0
         )
         assert is_off is not False
         process.send_signal(signal.SIGKILL)
-    wait_until(lambda: all(is_on(one) for one in BREAKABLE), "the power", limit_s=60.0)
+    wait_until(lambda: all(is_on(machine) for machine in BREAKABLE), "the power", limit_s=60.0)
     wait_until(lambda: not sessions() - before, "the end of its session", limit_s=120.0)
 
 
-# -- what is left of sessions that are gone ---------------------------------------------------------------------------
+# -- what is left of sessions that are gone --------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["cordon", "taint", "flag"])
 def test_what_a_session_that_is_gone_has_broken_is_put_back(
     options: pytest.MonkeyPatch, tmp_path: Path, how: str
 ) -> None:
-    """From anywhere: the machine says itself what was done to it."""
+    """Any session can put the machine back: its annotation records what was done to it."""
     breaker(tmp_path).do(how, "node1")
     assert marks_of("node1") or (tmp_path / "node1").exists()
-    (left,) = put_back_left(there(), told(tmp_path))
+    (left,) = put_back_left(make_api(), make_options(tmp_path))
     assert (
         str(left)
         == f"put back: node1, which session {pods.namespace()}/a-session has broken: {how}"
     )
-    wait_until(lambda: not marks_of("node1"), "the end of its marks")  # some are the cluster's own
+    wait_until(
+        lambda: not marks_of("node1"), "the end of its marks"
+    )  # some marks are set by the cluster itself
     assert not (tmp_path / "node1").exists()
-    assert [*put_back_left(there(), told(tmp_path))] == []
+    assert [*put_back_left(make_api(), make_options(tmp_path))] == []
 
 
 def test_what_a_living_session_has_broken_is_left_alone(
@@ -467,10 +479,10 @@ def test_what_a_living_session_has_broken_is_left_alone(
     pods.ask("POST", path, job)
     try:
         put_back = breaker(tmp_path).do("cordon", "node1")
-        assert [*put_back_left(there(), told(tmp_path))] == []
+        assert [*put_back_left(make_api(), make_options(tmp_path))] == []
         with pytest.raises(
             HarnessError,
-            match=f"node1 is left alone: session {pods.namespace()}/a-session has broken",
+            match=f"node1 is not broken: session {pods.namespace()}/a-session has broken",
         ):
             breaker(tmp_path, "another").do("flag", "node1")
         put_back()
@@ -483,15 +495,17 @@ def test_a_lever_that_is_not_there_any_more_is_told(
     options: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     breaker(tmp_path).do("flag", "node1")
-    (left,) = put_back_left(there(), told(tmp_path, levers=""))
+    (left,) = put_back_left(make_api(), make_options(tmp_path, levers=""))
     assert (
-        "left broken: node1, or whether a session has broken it cannot be told: name a file"
+        "left broken: node1 (or it is unknown whether a session has broken it): name a file"
         in str(left)
     )
 
 
 def test_a_guard_leaves_no_note_on_a_machine(options: pytest.MonkeyPatch) -> None:
-    """A later session would undo what people have done to that machine meanwhile."""
+    """A later session would otherwise undo changes that people have made to that machine
+    meanwhile.
+    """
     with subprocess.Popen([sys.executable, "-c", _BROKEN], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"broken\n"
@@ -522,7 +536,7 @@ def test_the_machine_of_this_process_is_left_alone(
     options: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        HarnessError, match="node1 is left alone: the process that would have to put it back"
+        HarnessError, match="node1 is not broken: the process that would have to repair it"
     ):
         breaker(tmp_path, own_machine="node1").do("flag", "node1")
     breaker(tmp_path, own_machine="node1").do("flag", "node2")
@@ -532,7 +546,7 @@ def test_the_machine_of_this_process_is_left_alone(
 def test_a_machine_is_put_back_when_pytest_and_its_guard_are_killed(
     options: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As where a pod ends in which pytest ran: nothing of its processes is left."""
+    """None of pytest's processes is left, as when the pod in which pytest ran ends."""
     (tmp_path / "test_it.py").write_text(
         f"from faults import TaintMachine\n\n\ndef test_it(chaos):\n"
         f"    chaos.run({STEADY!r}, nodes=2, spares=0, steps=100000, twin=False, deadline_s=300,\n"
@@ -555,9 +569,11 @@ def test_a_machine_is_put_back_when_pytest_and_its_guard_are_killed(
 
 
 def is_on(machine: str) -> bool:
-    """Whether a kubelet runs there: a process of this machine, in a network namespace of its own."""
-    asked = subprocess.run(
+    """Return whether the machine's kubelet runs: a process of this host, in a network namespace of
+    its own.
+    """
+    sockets = subprocess.run(
         [os.environ[pods.VARIABLE_OF_TOOL], "in", machine.removeprefix("node"), "ss", "-ltn"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return ":10250" in asked.stdout
+    return ":10250" in sockets.stdout

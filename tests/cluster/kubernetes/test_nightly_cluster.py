@@ -1,4 +1,6 @@
-"""Nights in a namespace of a real cluster, from their CronJob: killed in the middle, refused, kept apart."""
+"""Tests of nightly runs in a namespace of a real cluster, from their CronJob: killed, refused, and
+kept apart.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +56,9 @@ _ENDS = ("Complete", "Failed")
 
 
 class Nights:
-    """The CronJob of a repository, and what has come of it.
+    """The CronJob of a repository, and the nights that it has started.
 
-    ``volume``: the directory of this machine that its pods have as theirs.
+    ``volume``: the directory of this machine that its pods mount.
     """
 
     def __init__(self, volume: Path) -> None:
@@ -64,35 +66,39 @@ class Nights:
         self._jobs = f"{_BATCH}/namespaces/{pods.namespace()}/jobs"
 
     def begin(self) -> str:
-        """Wait until the cluster has made its first Job, and have it make no other one."""
-        wait_until(self._made, "the Job of the CronJob", limit_s=90)
+        """Wait until the cluster has made the first Job, and suspend the CronJob."""
+        wait_until(self._night_jobs, "the Job of the CronJob", limit_s=90)
         path = f"{_BATCH}/namespaces/{pods.namespace()}/cronjobs/{NIGHTLY}"
         pods.ask("PATCH", path, {"spec": {"suspend": True}})
-        return str(self._made()[0]["metadata"]["name"])
+        return str(self._night_jobs()[0]["metadata"]["name"])
 
-    def _made(self) -> list[Any]:
-        found = pods.ask("GET", self._jobs)["items"]
-        return [one for one in found if one["metadata"]["name"].startswith(NIGHTLY)]
+    def _night_jobs(self) -> list[Any]:
+        jobs = pods.ask("GET", self._jobs)["items"]
+        return [job for job in jobs if job["metadata"]["name"].startswith(NIGHTLY)]
 
     def state(self) -> str:
-        """``Complete``, ``Failed``, or "" while its Job goes on."""
-        conditions = self._made()[0]["status"].get("conditions", ())
+        """Return ``Complete``, ``Failed``, or "" while the Job runs."""
+        conditions = self._night_jobs()[0]["status"].get("conditions", ())
         return next(
-            (one["type"] for one in conditions if one["status"] == "True" and one["type"] in _ENDS),
+            (
+                condition["type"]
+                for condition in conditions
+                if condition["status"] == "True" and condition["type"] in _ENDS
+            ),
             "",
         )
 
     def pods(self) -> dict[str, Any]:
-        """Those in which the night ran."""
+        """Return the pods in which the night ran."""
         return pods.pods("app.kubernetes.io/component=night")
 
-    def said(self) -> str:
-        """What the last of its pods has printed."""
-        last = max(self.pods().values(), key=lambda one: one["metadata"]["creationTimestamp"])
+    def last_log(self) -> str:
+        """Return the log of the newest of the pods."""
+        last = max(self.pods().values(), key=lambda pod: pod["metadata"]["creationTimestamp"])
         return pods.log(last["metadata"]["name"])
 
     def lines(self) -> list[dict[str, Any]]:
-        """Its log so far."""
+        """Return the lines of the night's log so far."""
         files = [*self.volume.glob("*-small-*/night.jsonl")]
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
@@ -101,16 +107,21 @@ class Nights:
 
 
 def processes_of_night() -> list[psutil.Process]:
-    """The first processes of its pods, as this machine sees them."""
-    told = ["-m", "chaoskit", "nightly", "run"]
+    """Return the first processes of the night's pods, as this machine sees them."""
+    arguments = ["-m", "chaoskit", "nightly", "run"]
     return [
-        one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[1:5] == told
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [])[1:5] == arguments
     ]
 
 
 @contextlib.contextmanager
 def nights_of(project: Project, volume: Path, **variables: str) -> Iterator[Nights]:
-    """The CronJob, as users install it; its pods get this machine's Python and the repository as an image would."""
+    """Provide the CronJob as users install it.
+
+    Its pods get this machine's Python and the repository, as if from an image.
+    """
     project.path.chmod(0o755)
     volume.mkdir()
     volume.chmod(0o777)
@@ -123,16 +134,18 @@ def nights_of(project: Project, volume: Path, **variables: str) -> Iterator[Nigh
     claim = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": name}
     claim |= {"resources": {"requests": {"storage": "1Gi"}}}
     job = NightlyJob(pods.IMAGE, schedule=_EVERY_MINUTE)
-    made = [
-        one for one in installation(pods.namespace(), "restricted") if one["kind"] != "Namespace"
+    manifests = [
+        manifest
+        for manifest in installation(pods.namespace(), "restricted")
+        if manifest["kind"] != "Namespace"
     ]
-    made += [
+    manifests += [
         {"kind": "PersistentVolumeClaim", "metadata": {"name": NIGHTLY}, "spec": claim},
         {"kind": "ConfigMap", "metadata": {"name": NIGHTLY}, "data": variables},
         *nightly_job(pods.namespace(), job),
     ]
-    as_an_image_would(made[-1], project)
-    with persistent_volume(name, volume), pods.installed(made):
+    as_an_image_would(manifests[-1], project)
+    with persistent_volume(name, volume), pods.installed(manifests):
         yield Nights(volume)
     wait_until(
         lambda: not pods.pods("app.kubernetes.io/component=night"),
@@ -189,10 +202,12 @@ def test_a_night_whose_pod_is_killed_goes_on_in_another_one(
         (process,) = processes_of_night()
         process.kill()
         wait_until(nights.state, "the end of the night", limit_s=300)
-        assert nights.state() == "Complete", nights.said()
+        assert nights.state() == "Complete", nights.last_log()
         assert len(nights.pods()) == 2
-        assert "going on with" in nights.said()
-        assert re.search(r"ended session chaoskit-\w+ of \S+, process 1, \w{6}\n", nights.said())
+        assert "resuming" in nights.last_log()
+        assert re.search(
+            r"ended session chaoskit-\w+ of \S+, process 1, \w{6}\n", nights.last_log()
+        )
         wait_until(
             lambda: not pods.pods(SESSION), "the end of what the killed one had begun", limit_s=120
         )
@@ -210,7 +225,7 @@ def test_a_night_whose_pod_is_killed_goes_on_in_another_one(
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_night_with_a_finding_is_not_begun_again(project: Project, tmp_path: Path) -> None:
-    """It is over, and its Job has failed: as its exit status says."""
+    """The night is complete, and its Job failed, as its exit status says."""
     project.write(
         **{
             "test_it.py": "def test_false(chaos):\n    chaos.run('train.py', nodes=2, steps=6)\n    assert 0\n"
@@ -243,14 +258,16 @@ def test_taint(chaos):
 def test_a_night_that_is_killed_at_any_moment_leaves_nothing(
     project: Project, tmp_path: Path
 ) -> None:
-    """With its guard, as where a pod ends: what it has left goes when the next one begins.
+    """The guard is killed, too, as when a pod ends; the next night removes what is left.
 
-    At two moments a night; CHAOSKIT_MOMENTS=10 has twenty.
+    Two moments a night are tried; CHAOSKIT_MOMENTS=10 tries twenty.
     """
     project.write(**{"test_it.py": TAINT, "nightly.yaml": PLAN.replace("/nights", str(tmp_path))})
     project.commit()
-    told = {"MACHINES": ",".join(pods.machines()[1:]), "STRANGERS": "allow"}
-    own = pods.environment(tmp_path) | {f"{VARIABLE}{name}": value for name, value in told.items()}
+    settings = {"MACHINES": ",".join(pods.machines()[1:]), "STRANGERS": "allow"}
+    own = pods.environment(tmp_path) | {
+        f"{VARIABLE}{name}": setting for name, setting in settings.items()
+    }
     own |= {NIGHT_JOB: "one"}
     alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*alone, sys.executable, "-m", "chaoskit", "nightly", "run", "nightly.yaml"]
@@ -261,7 +278,7 @@ def test_a_night_that_is_killed_at_any_moment_leaves_nothing(
             command, cwd=project.path, env=own, stderr=subprocess.DEVNULL
         ) as process:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(moments.uniform(2, 60))  # it may be over by then
+                process.wait(moments.uniform(2, 60))  # the night may be over by then
             process.kill()
     done = subprocess.run(
         command, cwd=project.path, env=own, capture_output=True, text=True, check=False, timeout=300
@@ -274,11 +291,11 @@ def test_a_night_that_is_killed_at_any_moment_leaves_nothing(
         poll_s=0.5,
     )
     nodes = [pods.ask("GET", f"/api/v1/nodes/{machine}") for machine in pods.machines()]
-    assert [one["spec"].get("taints") for one in nodes] == [None] * len(nodes)
-    assert not any(BROKEN in one["metadata"].get("annotations", {}) for one in nodes)
+    assert [node["spec"].get("taints") for node in nodes] == [None] * len(nodes)
+    assert not any(BROKEN in node["metadata"].get("annotations", {}) for node in nodes)
 
 
-# -- one at a time ----------------------------------------------------------------------------------------------------
+# -- one at a time ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -290,28 +307,34 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
     made.close()
 
 
-def ignore(told: str) -> None:
-    """Of no interest."""
+def ignore(message: str) -> None:
+    """Ignore a message of the lease."""
 
 
 def lease_of(api: KubernetesApi, holder: str, lasts_s: int = 3, job: str = "") -> NamespaceLease:
-    return NamespaceLease(api, LEASE, holder, what="a night", job=job, lasts_s=lasts_s)
+    return NamespaceLease(api, LEASE, holder, holder_kind="a night", job=job, lasts_s=lasts_s)
 
 
 def test_a_lease_has_one_holder(api: KubernetesApi) -> None:
-    first, told = lease_of(api, "one"), list[str]()
-    assert first.take(told.append) == ""
+    first, messages = lease_of(api, "one"), list[str]()
+    assert first.take(messages.append) == ""
     with first.renewed(0.3), pytest.raises(BadInput, match="wait: a night of one runs there"):
-        lease_of(api, "two").take(told.append)
-    assert told == ["a night of one has this namespace; waiting for a sign of it, 3 s at most"]
+        lease_of(api, "two").take(messages.append)
+    (message,) = messages
+    assert message == (
+        "a night of one holds the Lease of this namespace; "
+        "waiting for up to 3 s to see whether it is renewed"
+    )
     assert first.trouble == ""
     first.release()
-    assert lease_of(api, "two").take(told.append) == ""
-    assert len(told) == 1
+    assert lease_of(api, "two").take(messages.append) == ""
+    assert len(messages) == 1
 
 
 def test_the_lease_of_a_holder_that_died_is_taken(api: KubernetesApi) -> None:
-    """Once it has not changed for as long as it says; and that holder, if it lives, must stop."""
+    """The lease is taken once it has not changed for its own duration; the old holder, if it lives,
+    must stop.
+    """
     first, second = lease_of(api, "one"), lease_of(api, "two")
     first.take(ignore)
     began_s = time.monotonic()
@@ -325,7 +348,7 @@ def test_the_lease_of_a_holder_that_died_is_taken(api: KubernetesApi) -> None:
 
 
 def test_another_pod_of_a_job_goes_on_at_once(api: KubernetesApi) -> None:
-    """And the one before, on a machine that cannot be reached and so believed dead, must stop."""
+    """The earlier pod, on an unreachable machine and so believed dead, must stop."""
     first, second = lease_of(api, "one", 600, "uid"), lease_of(api, "two", 600, "uid")
     first.take(pytest.fail)
     assert second.take(pytest.fail) == "one"
@@ -337,17 +360,20 @@ def test_a_lease_that_two_want_at_once_has_one_of_them(api: KubernetesApi) -> No
     lease_of(api, "gone", lasts_s=2).take(ignore)
     holders = [lease_of(api, f"number {number}", lasts_s=2) for number in range(4)]
     with ThreadPoolExecutor() as pool:
-        refused = [one.exception() for one in [pool.submit(one.take, ignore) for one in holders]]
-    assert [type(one) for one in refused if one is not None] == [BadInput] * 3
-    for one in holders:
-        one.renew()
-    assert sum(one.trouble == "" for one in holders) == 1
+        refused = [
+            future.exception()
+            for future in [pool.submit(holder.take, ignore) for holder in holders]
+        ]
+    assert [type(error) for error in refused if error is not None] == [BadInput] * 3
+    for holder in holders:
+        holder.renew()
+    assert sum(holder.trouble == "" for holder in holders) == 1
 
 
 def test_a_renewal_whose_answer_is_lost_ends_nothing(
     api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is sent again, and refused as the Lease has changed: by itself."""
+    """The renewal is sent again and is refused, since it changed the Lease itself."""
     lease = lease_of(api, "one")
     lease.take(ignore)
     once = api.patch
@@ -364,7 +390,7 @@ def test_a_renewal_whose_answer_is_lost_ends_nothing(
 def test_a_server_that_is_away_is_waited_for(
     api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A holder stops once it could not renew for so long, and no sooner."""
+    """A holder stops once it could not renew for the whole limit, and no sooner."""
     lease = lease_of(api, "one")
     lease.take(ignore)
 
@@ -380,7 +406,7 @@ def test_a_server_that_is_away_is_waited_for(
         lease.trouble
         == f"the Lease {LEASE} could not be renewed for 0 s: the API server does not answer"
     )
-    assert GIVE_UP_S + 120 < LEASE_S  # as long as pytest may take to put back what it has broken
+    assert GIVE_UP_S + 120 < LEASE_S  # pytest may take as long to put back what it has broken
 
 
 def test_a_night_ends_where_its_lease_is_lost(api: KubernetesApi) -> None:
@@ -398,7 +424,7 @@ def test_a_night_ends_where_its_lease_is_lost(api: KubernetesApi) -> None:
         lose()
 
 
-# -- refused ----------------------------------------------------------------------------------------------------------
+# -- refused ---------------------------------------------------------------------------------------
 
 
 def begin(project: Project, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -425,7 +451,7 @@ def test_a_night_in_a_namespace_that_does_not_allow_it_is_refused(
 def test_a_second_night_in_the_namespace_is_refused(
     api: KubernetesApi, project: Project, tmp_path: Path
 ) -> None:
-    """Of another machine, which shares no lock with it."""
+    """The other night runs on another machine, which shares no lock with this one."""
     lease = lease_of(api, "another machine")
     lease.take(ignore)
     with lease.renewed(0.3):

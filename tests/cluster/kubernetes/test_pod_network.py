@@ -1,4 +1,4 @@
-"""The network between real pods is broken, by a helper in each, and measured by it."""
+"""Tests of the network between real pods, which a helper in each pod breaks and measures."""
 
 from __future__ import annotations
 
@@ -54,10 +54,12 @@ def run(harness: Harness, *faults: Fault, **plan: Any) -> Outcome:
 @pytest.mark.slow
 @pytest.mark.promise("**The network between pods is cut**")
 def test_a_pod_that_is_cut_off_is_given_up(harness: Harness) -> None:
-    """In silence: its lease runs out. Its supervisor is reached all the time, and nothing of the run is lost."""
+    """The cut is silent: the node's lease expires. Its supervisor stays reachable, and no step of
+    the run is lost.
+    """
     outcome = run(harness, Cut(rank=1, at_step=AT))
     assert outcome.verdict.value == "passed", outcome.reasons
-    assert [one["node"] for one in outcome.records(Event.NODE_LOST)] == ["node1"]
+    assert [record["node"] for record in outcome.records(Event.NODE_LOST)] == ["node1"]
     assert outcome.lost_steps == 0
     outcome.assert_same_losses_as_twin()
 
@@ -99,11 +101,11 @@ def test_a_rank_dies_in_a_bad_network(harness: Harness) -> None:
 
 
 def test_what_trains_stays_hardened(harness: Harness, substrate: KubernetesSubstrate) -> None:
-    """The helper alone may change the network."""
+    """The helper alone may change the network; the container that trains has no such right."""
     run(harness, steps=20, twin=False)
-    made = [one for one in pods.pods().values() if "initContainers" in one["spec"]]
-    assert len(made) >= 4
-    for pod in made:
+    helped_pods = [pod for pod in pods.pods().values() if "initContainers" in pod["spec"]]
+    assert len(helped_pods) >= 4
+    for pod in helped_pods:
         (node,) = pod["spec"]["containers"]
         (helper,) = pod["spec"]["initContainers"]
         assert node["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -120,10 +122,10 @@ def test_what_cannot_be_done_to_pods_is_refused(harness: Harness, fault: Fault) 
 
 
 def test_without_helpers_it_is_refused(tmp_path: Path) -> None:
-    """It says which option makes them."""
-    for made in substrate_of(pods.options(tmp_path)):
+    """The error names the option that creates helpers."""
+    for substrate in substrate_of(pods.options(tmp_path)):
         with pytest.raises(BadInput, match="NETWORK_FAULTS=allow"):
-            run(Harness(made, tmp_path), Cut(rank=1, at_step=AT))
+            run(Harness(substrate, tmp_path), Cut(rank=1, at_step=AT))
 
 
 _NO_NFT = """#!/bin/sh
@@ -134,21 +136,21 @@ case "$*" in *list*) echo '{"nftables": []}';; esac
 def test_rules_that_do_nothing_are_no_evidence(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The command that makes them says that it has."""
+    """The command that creates the rules reports success and does nothing."""
     tools = tmp_path_factory.mktemp("tools")
     tools.chmod(0o755)
     (tools / "nft").write_text(_NO_NFT)
     (tools / "nft").chmod(0o755)
-    told = json.loads(Path(pods.template(tmp_path)).read_text())
-    (node,) = told["spec"]["containers"]
+    template = json.loads(Path(pods.template(tmp_path)).read_text())
+    (node,) = template["spec"]["containers"]
     node["volumeMounts"].append({"name": "tools", "mountPath": "/tools", "readOnly": True})
     node["env"] = [{"name": "PATH", "value": "/tools:/usr/bin:/bin"}]
-    told["spec"]["volumes"].append({"name": "tools", "hostPath": {"path": str(tools)}})
-    (tmp_path / "tools.json").write_text(json.dumps(told))
-    for made in substrate_of(
+    template["spec"]["volumes"].append({"name": "tools", "hostPath": {"path": str(tools)}})
+    (tmp_path / "tools.json").write_text(json.dumps(template))
+    for substrate in substrate_of(
         pods.options(tmp_path, template=str(tmp_path / "tools.json"), network_faults="allow")
     ):
         outcome = run(
-            Harness(made, tmp_path), Cut(rank=1, at_step=AT, heal_after_s=1.0), twin=False
+            Harness(substrate, tmp_path), Cut(rank=1, at_step=AT, heal_after_s=1.0), twin=False
         )
     assert outcome.verdict.value == "unknown", outcome.reasons

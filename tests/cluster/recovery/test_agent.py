@@ -19,7 +19,7 @@ from support.waiting import LIMIT_S
 
 from chaoskit.config import RunConfig
 from chaoskit.daemon.keeper_base import NodeContext
-from chaoskit.daemon.replica_keeper import Keeper
+from chaoskit.daemon.replica_keeper import ReplicaKeeper
 from chaoskit.job import JobSpec
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.pytest_plugin import Chaos
@@ -41,7 +41,9 @@ SETTINGS: dict[str, Any] = {
 
 
 def run(chaos: Chaos, job: str, *, failed: str = "no false alarm", **plan: Any) -> Outcome:
-    """A run that passes every check but one: as a rule that no rank is lost unplanned."""
+    """Run a job that passes every check but ``failed``: by default the check that no rank is lost
+    unplanned.
+    """
     outcome = chaos.run(f"../../jobs/failing/troubled.py:{job}", **SETTINGS, **plan)
     problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert [check.name for check in problems] == [failed], outcome.directory
@@ -49,6 +51,7 @@ def run(chaos: Chaos, job: str, *, failed: str = "no false alarm", **plan: Any) 
 
 
 def journal(outcome: Outcome, event: Event) -> list[Record]:
+    """Return the records of ``event`` from all journals of a run, by time."""
     return [
         record
         for record in read_journals(Path(outcome.directory) / "journal")
@@ -65,7 +68,9 @@ def _parent(pid: int) -> int:
     "What goes wrong inside an agent ends it with a traceback: its node is lost, and the run recovers."
 )
 def test_an_agent_that_cannot_write_its_journal_ends_and_its_node_is_lost(chaos: Chaos) -> None:
-    """What is missing from a journal is missing from every verdict."""
+    """An agent ends if it cannot write its journal, because a verdict could not take the missing
+    records into account.
+    """
     worker = struck = 0
     goal = happened(chaos, Event.NODE_LOST)
 
@@ -80,7 +85,7 @@ def test_an_agent_that_cannot_write_its_journal_ends_and_its_node_is_lost(chaos:
             ):
                 struck = _parent(_parent(worker))
                 resource.prlimit(struck, resource.RLIMIT_FSIZE, (0, 0))
-                os.kill(worker, signal.SIGKILL)  # how it ended is to be written down
+                os.kill(worker, signal.SIGKILL)  # the agent tries to record how it ended
 
     outcome = run(chaos, "plain", options={"step_s": 0.02}, until=goal.until, watch=watch)
     assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == ["node1"], (
@@ -92,19 +97,21 @@ def test_an_agent_that_cannot_write_its_journal_ends_and_its_node_is_lost(chaos:
 def test_a_worker_that_talks_nonsense_is_lost_and_its_node_is_not(
     chaos: Chaos, tmp_path: Path
 ) -> None:
-    """A worker that sends what is no message is given up; its node stays."""
+    """A worker that sends bytes that are no message is lost; its node stays."""
     options = {"step_s": 0.02, "marker": str(tmp_path / "babbled")}
     flag = workers_lost(tmp_path / "lost")
-    # the twin would babble, too
+    # the twin would send nonsense, too
     outcome = run(chaos, "babbling", options=options, until=flag.until, watch=flag, twin=False)
-    (lost,) = journal(outcome, Event.DETECTED)
-    assert (lost["rank"], lost["cause"]) == (1, "raised")
-    assert "no message" in lost["detail"]
+    (detected,) = journal(outcome, Event.DETECTED)
+    assert (detected["rank"], detected["cause"]) == (1, "raised")
+    assert "no message" in detected["detail"]
     assert not journal(outcome, Event.NODE_LOST)
 
 
 def test_a_worker_that_has_no_memory_to_reduce_is_replaced(chaos: Chaos) -> None:
-    """It is no broken group: the same members would fail in the same way, again and again."""
+    """A rank without memory is replaced, not regrouped: the same members would fail in the same way
+    again.
+    """
     outcome = run(
         chaos, "out_of_memory", failed="no exception in the job", options={"at_step": 6}, twin=False
     )
@@ -117,7 +124,7 @@ def test_a_worker_that_has_no_memory_to_reduce_is_replaced(chaos: Chaos) -> None
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(chaos: Chaos) -> None:
-    """A worker without room for its log, as there may be none for its process, is no bug of the job."""
+    """A worker that cannot be started, for want of its log or process, is no bug of the job."""
     before = set(chaos.harness.directory.iterdir())
 
     def watch(message: Any) -> None:
@@ -143,7 +150,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again(chaos: Chaos) -> None:
 
 
 def test_workers_in_fresh_interpreters_train(chaos: Chaos) -> None:
-    """Where forking is switched off, the same orders start them."""
+    """Workers are started by the same orders if forking is switched off."""
     outcome = chaos.run(
         "../../jobs/failing/troubled.py:plain", nodes=1, spares=0, steps=3, twin=False, fork=False
     )
@@ -151,16 +158,16 @@ def test_workers_in_fresh_interpreters_train(chaos: Chaos) -> None:
 
 
 def test_a_node_whose_fork_server_ends_is_lost_and_the_job_recovers(chaos: Chaos) -> None:
-    """It could start no other worker: its agent ends, too."""
+    """An agent ends with its fork server, because it could start no other worker."""
     agents: list[int] = []
     goal = happened(chaos, Event.NODE_LOST)
 
     def watch(message: Any) -> None:
         goal(message)
         if isinstance(message, Plan) and message.generation == 1:
-            zygote = _parent(message.members[1].endpoint.pid)
-            agents.append(_parent(zygote))
-            os.kill(zygote, signal.SIGKILL)
+            fork_server = _parent(message.members[1].endpoint.pid)
+            agents.append(_parent(fork_server))
+            os.kill(fork_server, signal.SIGKILL)
 
     outcome = run(chaos, "plain", options={"step_s": 0.02}, until=goal.until, watch=watch)
     assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == ["node1"], (
@@ -219,7 +226,7 @@ async def live(how):
     if how == "report":
         zygote.send(b"nonsense")  # read in a callback
     elif how == "board":
-        agent._charges["node0.0"] = None  # read in the task that beats
+        agent._workers["node0.0"] = None  # read in the task that beats
     await life
 
 asyncio.run(live(sys.argv[2]))
@@ -227,27 +234,32 @@ asyncio.run(live(sys.argv[2]))
 
 
 def test_a_worker_whose_order_finds_no_room_is_not_started(tmp_path: Path) -> None:
-    """The fork server imports torch, and reads nothing meanwhile: the agent goes on."""
+    """The agent goes on while the fork server imports torch and reads no orders."""
     command = [sys.executable, "-c", TASK, str(tmp_path), "orders"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-    assert ended.stdout.startswith("raised could not be started: BlockingIOError"), ended.stderr
-    assert ended.returncode == 0
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert process.stdout.startswith("raised could not be started: BlockingIOError"), process.stderr
+    assert process.returncode == 0
 
 
 def test_an_order_to_start_a_worker_may_be_longer_than_a_message(tmp_path: Path) -> None:
-    """The settings of a run, and what it is armed with, go whole into each order; a message takes 208 KB."""
+    """An order may be longer than a message, which takes 208 KB: it contains all settings and armed
+    faults of a run.
+    """
     command = [sys.executable, "-c", TASK, str(tmp_path), "long"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-    assert ended.returncode == 0, ended.stderr
-    size_bytes, read_bytes = map(int, ended.stdout.split())
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert process.returncode == 0, process.stderr
+    size_bytes, read_bytes = map(int, process.stdout.split())
     assert size_bytes == read_bytes > 300_000
 
 
 def test_an_agent_without_workers_ends_with_its_fork_server(tmp_path: Path) -> None:
-    """As a spare node is without them, or one that is about to leave: no order shows that none can be started."""
+    """An agent of a spare node, or of a node that is about to leave, ends with its fork server.
+
+    No order would show that it can start no worker.
+    """
     command = [sys.executable, "-c", TASK, str(tmp_path), "end"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-    assert (ended.returncode, ended.stderr.splitlines()[-1:]) == (
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert (process.returncode, process.stderr.splitlines()[-1:]) == (
         1,
         ["chaoskit.errors.ChaoskitError: the fork server of this node has ended"],
     )
@@ -259,25 +271,27 @@ def test_an_error_in_a_callback_or_a_task_ends_the_agent_with_a_traceback(
 ) -> None:
     """An error in a callback or a task of the agent ends its process with a traceback."""
     command = [sys.executable, "-c", TASK, str(tmp_path), how]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-    assert ended.returncode == 1
-    assert "Traceback" in ended.stderr
-    assert error in ended.stderr
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert "Traceback" in process.stderr
+    assert error in process.stderr
 
 
 def test_an_error_on_the_thread_of_the_memory_tier_is_reported(tmp_path: Path) -> None:
-    """Without it a node would be asked for copies, and never answer."""
+    """An error on the keeper's thread is reported; otherwise a node asked for copies would never
+    answer.
+    """
     failed, errors = threading.Event(), []
 
     def fail(error: BaseException) -> None:
         errors.append(error)
         failed.set()
 
-    def tell(message: Message) -> None:
+    def send(message: Message) -> None:
         raise OSError(f"no room for {type(message).__name__}")
 
-    keeper = Keeper(
-        NodeContext("node0", "127.0.0.1", "token", CONFIG, Journal(tmp_path, "node0"), tell, fail)
+    keeper = ReplicaKeeper(
+        NodeContext("node0", "127.0.0.1", "token", CONFIG, Journal(tmp_path, "node0"), send, fail)
     )
     keeper.recall()
     assert failed.wait(LIMIT_S)
@@ -285,26 +299,26 @@ def test_an_error_on_the_thread_of_the_memory_tier_is_reported(tmp_path: Path) -
 
 
 def test_a_keeper_with_many_open_files_answers(tmp_path: Path) -> None:
-    """Its own descriptors are above 1,023, which ``select`` does not take."""
-    told: SimpleQueue[object] = SimpleQueue()
+    """A keeper answers if its descriptors are above 1,023, which ``select`` does not take."""
+    answers: SimpleQueue[object] = SimpleQueue()
     with many_open():
-        keeper = Keeper(
+        keeper = ReplicaKeeper(
             NodeContext(
                 "node0",
                 "127.0.0.1",
                 "token",
                 CONFIG,
                 Journal(tmp_path, "node0"),
-                told.put,
-                told.put,
+                answers.put,
+                answers.put,
             )
         )
         keeper.recall(7)
-        assert told.get(timeout=LIMIT_S) == Sealed("node0", (), 7)
+        assert answers.get(timeout=LIMIT_S) == Sealed("node0", (), 7)
 
 
 def test_names_of_workers_go_on_where_the_agent_before_this_one_ended(tmp_path: Path) -> None:
-    """Names of workers go on after those whose logs are there; logs of other nodes and processes do not count."""
+    """Names of workers go on after those with logs; other logs do not count."""
     (tmp_path / "log").mkdir()
     assert workers_started(tmp_path, "node1") == 0
     for name in (

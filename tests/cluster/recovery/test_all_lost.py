@@ -1,4 +1,4 @@
-"""A launch of which every node is lost: nodes are started again, and the job goes on from what is stored."""
+"""A launch that loses every node starts nodes again, and the job goes on from the newest snapshot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from chaoskit.vocabulary import Event
 
 pytestmark = pytest.mark.costly
 
-LIMIT_S = 300.0  # of a launch
+LIMIT_S = 300.0  # limit of a launch
 STEPS = 60
 PLAIN = f"{Path(__file__).parents[2] / 'jobs' / 'failing' / 'troubled.py'}:plain"
 FSDP_TINY = ["--set", "size=tiny"]
@@ -62,7 +62,7 @@ class Workplace:
         return self._run([*words, "--report", report, *more])
 
     def again(self, command: str) -> subprocess.Popen[str]:
-        """Run a command that a launch has printed, as it stands."""
+        """Run a command that a launch has printed, unchanged."""
         program, *words = shlex.split(command)
         assert program == "chaoskit"
         return self._run(words)
@@ -78,7 +78,7 @@ class Workplace:
         )
 
     def agents(self) -> dict[int, int | None]:
-        """Pid and start of each agent that lives."""
+        """Return pid and start time of each living agent."""
         marked = [
             int(path.name)
             for path in Path("/proc").glob("[0-9]*")
@@ -91,7 +91,7 @@ class Workplace:
         }
 
     def kill_nodes(self, agents: dict[int, int | None]) -> None:
-        """End all processes of these nodes at once, each by its pid."""
+        """Kill the agents and all their descendants, each by its pid."""
         below = {pid: start_ticks(pid) for agent in agents for pid in descendants(agent)}
         for pid, ticks in (agents | below).items():
             kill_if_same(pid, ticks, signal.SIGKILL)
@@ -100,14 +100,16 @@ class Workplace:
         """Wait until two snapshots are there, one of ``step`` or later."""
 
         def is_there() -> bool:
-            ages = [one.manifest.step for one in self.stored.snapshots().snapshots]
+            ages = [snapshot.manifest.step for snapshot in self.stored.snapshots().snapshots]
             return len(ages) >= 2 and max(ages) >= step
 
         wait_until(is_there, f"a snapshot of step {step}", limit_s=LIMIT_S)
 
     def records(self, report: str, event: Event) -> list[Record]:
         return [
-            one for one in read_journals(self.directory / report / "journal") if one.event == event
+            record
+            for record in read_journals(self.directory / report / "journal")
+            if record.event == event
         ]
 
 
@@ -151,7 +153,7 @@ def result(launch: subprocess.Popen[str]) -> tuple[int, dict[str, Any]]:
 def test_nodes_that_are_all_lost_are_started_again(
     place: Workplace, job: str, options: list[str]
 ) -> None:
-    """Every process of both nodes is killed; the launch ends with the weights of an unbroken one."""
+    """A launch that loses all nodes ends with the weights of an unbroken one."""
     _, unbroken = result(place.start("unbroken", job, *options, "--json"))
     launch = place.start("hit", job, *options, *place.tier)
     place.await_snapshot(10)
@@ -159,26 +161,26 @@ def test_nodes_that_are_all_lost_are_started_again(
     status, stdout, stderr = end(launch)
     assert status == 0, stdout + stderr
     assert "training completed: 60 steps" in stdout
-    told = re.search(
+    message = re.search(
         r"every node was lost \(node0, node1\).* step (\d+) is stored in (\S+), .* old", stdout
     )
-    assert told, stdout
-    assert Path(told[2]).parent == place.stored.root
+    assert message, stdout
+    assert Path(message[2]).parent == place.stored.root
     restored = {
-        one["step"]
-        for one in place.records("hit", Event.RESTORED)
-        if one["source"].startswith("disk")
+        record["step"]
+        for record in place.records("hit", Event.RESTORED)
+        if record["source"].startswith("disk")
     }
-    assert restored == {int(told[1])}
-    assert f"2 ranks go on from step {told[1]}: " in stdout
-    weights = {one["weights_digest"] for one in place.records("hit", Event.FINISHED)}
+    assert restored == {int(message[1])}
+    assert f"2 ranks go on from step {message[1]}: " in stdout
+    weights = {record["weights_digest"] for record in place.records("hit", Event.FINISHED)}
     assert weights == {unbroken["weights_digest"]} != {""}
 
 
 @pytest.mark.slow
 @pytest.mark.promise("ends with the command that goes on, and the step from which it does")
 def test_a_launch_whose_nodes_do_not_stay_says_how_to_go_on(place: Workplace) -> None:
-    """Agents are killed as fast as they are started; the command that the launch prints is run, as it stands."""
+    """A launch prints a command that resumes it if agents are killed as fast as they start."""
     _, unbroken = result(place.start("unbroken", PLAIN, *SLOW_STEPS, "--json"))
     launch = place.start(
         "hit", PLAIN, *SLOW_STEPS, *place.tier, "--setting", "replacement_s=2", "--json"
@@ -186,37 +188,41 @@ def test_a_launch_whose_nodes_do_not_stay_says_how_to_go_on(place: Workplace) ->
     place.await_snapshot(10)
     over = threading.Event()
 
-    def hunt() -> None:
+    def kill_agents() -> None:
         while not over.wait(0.02):
             place.kill_nodes(place.agents())
 
-    hunter = threading.Thread(target=hunt)
-    hunter.start()
+    killer = threading.Thread(target=kill_agents)
+    killer.start()
     try:
         status, stdout, stderr = end(launch)
     finally:
         over.set()
-        hunter.join()
-    told = json.loads(stdout)
-    assert (status, told["ok"], told["nothing_stored"]) == (1, False, ""), stderr
-    assert told["reason"].startswith("every node was lost, and none came back in replacement_s=2: ")
-    step = told["stored"]["step"]
+        killer.join()
+    printed = json.loads(stdout)
+    assert (status, printed["ok"], printed["nothing_stored"]) == (1, False, ""), stderr
+    assert printed["reason"].startswith(
+        "every node was lost, and none came back in replacement_s=2: "
+    )
+    step = printed["stored"]["step"]
     assert step >= 10
-    assert f"; step {step} is stored in " in stderr  # while it waited
-    assert f"to go on from step {step}: {told['resume']}\n" in stderr
-    status, resumed = result(place.again(told["resume"]))
+    assert f"; step {step} is stored in " in stderr  # printed while it waited
+    assert f"to resume from step {step}: {printed['resume']}\n" in stderr
+    status, resumed = result(place.again(printed["resume"]))
     assert (status, resumed["resumed_from"], resumed["directory"]) == (0, step, "hit-2")
     assert resumed["weights_digest"] == unbroken["weights_digest"] != ""
 
 
 def test_a_launch_that_stores_nothing_says_so(place: Workplace) -> None:
-    """It ends at once: no node that could come back would know the state."""
+    """A launch without snapshots ends at once, because no new node would have the state."""
     launch = place.start("hit", PLAIN, *SLOW_STEPS, "--json")
     wait_until(lambda: place.records("hit", Event.COMMIT), "a step", limit_s=LIMIT_S)
     place.kill_nodes(place.agents())
     status, stdout, stderr = end(launch)
-    told = json.loads(stdout)
-    assert (status, told["ok"], told["stored"], told["resume"]) == (1, False, None, ""), stderr
+    printed = json.loads(stdout)
+    assert (status, printed["ok"], printed["stored"], printed["resume"]) == (1, False, None, ""), (
+        stderr
+    )
     assert (
         "nothing is stored: no directory for snapshots was given (--checkpoints DIR, disk=)\n"
         in stderr
@@ -224,15 +230,15 @@ def test_a_launch_that_stores_nothing_says_so(place: Workplace) -> None:
 
 
 def test_a_launch_whose_first_snapshot_is_yet_to_come_says_so(place: Workplace) -> None:
-    """Nodes are started again; nothing can be restored, and the launch says why."""
+    """A launch without a complete snapshot starts nodes again, and reports why nothing is restored."""
     more = ["--checkpoints", "stored", "--checkpoint-every", "1000", "--setting", "startup_s=15"]
     launch = place.start("hit", PLAIN, *SLOW_STEPS, *more, "--json")
     wait_until(lambda: place.records("hit", Event.COMMIT), "a step", limit_s=LIMIT_S)
     place.kill_nodes(place.agents())
     status, stdout, stderr = end(launch)
-    told = json.loads(stdout)
-    assert (status, told["ok"], told["stored"]) == (1, False, None), stderr
+    printed = json.loads(stdout)
+    assert (status, printed["ok"], printed["stored"]) == (1, False, None), stderr
     assert (
-        told["nothing_stored"]
+        printed["nothing_stored"]
         == "the first snapshot was not complete yet: one is due every 1000 steps"
     )

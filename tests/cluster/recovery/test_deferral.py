@@ -1,4 +1,4 @@
-"""Replacements wait until the run has recovered."""
+"""Replacements are started after the run has recovered."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from faults import Kill
 
 
 def beat(worker: str, generation: int, commits: int) -> Beat:
-    """A worker in the reduction."""
+    """Return a heartbeat of a worker in the reduction."""
     return Beat(worker, generation, 0, commits, Phase.REDUCE, 1.0, 0.0, commits, 0.0)
 
 
 def test_without_a_recovery_nothing_waits() -> None:
-    """At the start of a run, and in calm, a worker is started at once."""
+    """A worker is started at once if no recovery is in progress."""
     deferral = Deferral[str]()
     assert deferral.submit("a") == ["a"]
     assert deferral.observe([beat("x", 1, 5)], 0.0) == []
 
 
 def test_a_start_waits_until_every_rank_has_committed() -> None:
-    """Commits of former generations, and what a worker had committed before, do not count."""
+    """Commits of former generations, and earlier commits of a worker, do not count."""
     deferral = Deferral[str]()
     deferral.recover(2, 2, 10.0)
     assert deferral.submit("a") == []
@@ -42,7 +42,7 @@ def test_a_start_waits_until_every_rank_has_committed() -> None:
 
 
 def test_a_generation_that_commits_nothing_gets_its_replacement() -> None:
-    """The wait ends, and a second loss begins it again."""
+    """The wait ends after `PATIENCE_S`, and a second loss begins it again."""
     deferral = Deferral[str]()
     deferral.recover(2, 2, 10.0)
     assert deferral.submit("a") == []
@@ -54,8 +54,8 @@ def test_a_generation_that_commits_nothing_gets_its_replacement() -> None:
 
 @pytest.mark.promise("Its start waits until every rank has committed in the new generation")
 def test_a_real_replacement_starts_after_the_repeated_step(chaos: Chaos) -> None:
-    """On real processes: every rank of the new generation has committed before the next spare is forked."""
-    goal = happened(chaos, Event.WORKER_STARTED, 4)  # two ranks, their spare, and the next one
+    """Every rank of the new generation has committed before the next spare is forked."""
+    goal = happened(chaos, Event.WORKER_STARTED, 4)  # two ranks, their spare, and the next spare
     kill = Kill(rank=1, at_step=8)
     outcome = chaos.run(
         STEADY, nodes=2, spares=1, steps=20, until=goal.until, watch=goal, faults=[kill]
@@ -70,7 +70,7 @@ def test_a_real_replacement_starts_after_the_repeated_step(chaos: Chaos) -> None
         if r.event == Event.COMMIT and r.t_ns < started.t_ns and r["generation"] == 2
     ]
     planned = next(r for r in records if r.event == Event.PLAN and r["generation"] == 2)
-    if started.t_ns - planned.t_ns < PATIENCE_S * 1e9:  # later it starts without waiting
+    if started.t_ns - planned.t_ns < PATIENCE_S * 1e9:  # after that it starts without waiting
         assert {record["rank"] for record in before} == {
             member["rank"] for member in planned["members"]
         }

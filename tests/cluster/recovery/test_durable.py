@@ -1,4 +1,4 @@
-"""The disk and remote tiers of a job outlive every node of it."""
+"""Snapshots in the disk and remote tiers outlive every node of their job."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ from faults.evidence import Evidence, ReadBack
 
 pytestmark = pytest.mark.costly
 
-LIMIT_S = 300.0  # of a launch
+LIMIT_S = 300.0  # limit of a launch
 TINY = {"size": "tiny"}
 PLAIN = f"{Path(__file__).parents[2] / 'jobs' / 'failing' / 'troubled.py'}:plain"
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    """Return the records of ``events`` from all journals of a run, by time."""
     return [
         record
         for record in read_journals(Path(outcome.directory) / "journal")
@@ -50,13 +51,15 @@ def journal(outcome: Outcome, *events: Event) -> list[Record]:
 
 
 def plain_load(path: Path) -> dict[str, Any]:
-    """What plain ``torch.distributed.checkpoint`` reads, into tensors that know nothing of chaoskit."""
+    """Read a snapshot with plain ``torch.distributed.checkpoint``, into tensors without any part of
+    chaoskit.
+    """
     reader = dcp.FileSystemReader(path)
     state: dict[str, Any] = {
-        name: torch.empty(one.size, dtype=one.properties.dtype)
-        if isinstance(one, TensorStorageMetadata)
+        name: torch.empty(metadata.size, dtype=metadata.properties.dtype)
+        if isinstance(metadata, TensorStorageMetadata)
         else None
-        for name, one in reader.read_metadata().state_dict_metadata.items()
+        for name, metadata in reader.read_metadata().state_dict_metadata.items()
     }
     dcp.load(state, storage_reader=reader, no_dist=True)
     return state
@@ -64,7 +67,9 @@ def plain_load(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(Fault):
-    """The rank stands still at its step while the test looks at the message that says so, and comes to no harm."""
+    """A fault that does no harm: its rank waits at its step while the test handles the message of
+    the hook.
+    """
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()
@@ -72,12 +77,19 @@ class Wait(Fault):
 
 
 def awaiting(stored: DiskTier, *steps: int) -> dict[str, Any]:
-    """Plan of a run that takes none of these steps before the state at its begin is stored: no save is skipped."""
+    """Return settings of a run that waits at each of ``steps`` until the state at its beginning is
+    stored.
+
+    So no save is skipped.
+    """
 
     def watch(message: Any) -> None:
         if isinstance(message, AtHook) and message.step in steps:
             wait_until(
-                lambda: message.step in {one.manifest.step for one in stored.snapshots().snapshots},
+                lambda: (
+                    message.step
+                    in {snapshot.manifest.step for snapshot in stored.snapshots().snapshots}
+                ),
                 "the snapshot",
             )
 
@@ -85,6 +97,7 @@ def awaiting(stored: DiskTier, *steps: int) -> dict[str, Any]:
 
 
 def settings_of(job: str) -> dict[str, Any]:
+    """Return options that make ``job`` small, or its steps slow."""
     return {"step_s": 0.05} if job == PLAIN else TINY
 
 
@@ -94,30 +107,29 @@ def settings_of(job: str) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("job", [PLAIN, "fsdp"])
 def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job: str) -> None:
+    """Plain DCP reads the snapshots that the agents wrote."""
     stored = DiskTier(tmp_path / "stored")
     disk = {"target": str(stored.root), "every_steps": 6, "keep_last": 3}
     plan = {"options": settings_of(job), "disk": disk} | awaiting(stored, 6, 12, 18)
     outcome = chaos.run(job, nodes=2, spares=0, steps=20, twin=False, **plan)
     assert not journal(outcome, Event.SAVE_FAILED)
-    found = stored.snapshots()
-    assert [one.manifest.step for one in found.snapshots] == [
-        20,
-        18,
-        12,
-    ]  # the last one was not due
-    assert not found.damaged
-    for snapshot in found.snapshots:
+    listing = stored.snapshots()
+    assert [kept.manifest.step for kept in listing.snapshots] == [20, 18, 12]  # step 20 was not due
+    assert not listing.damaged
+    for snapshot in listing.snapshots:
         snapshot.verify()
-        assert {item.file for item in snapshot.manifest.items} == {"__0_0.distcp", "__1_0.distcp"}
-    state = plain_load(found.snapshots[0].path)
+        assert {part.file for part in snapshot.manifest.items} == {"__0_0.distcp", "__1_0.distcp"}
+    state = plain_load(listing.snapshots[0].path)
     assert state["scalars"]["step"] == 20
     weight = "3.weight" if job == PLAIN else "head.weight"
     assert state[f"optimizer.state.{weight}.exp_avg"].shape == state[f"model.{weight}"].shape
-    assert all(one.isfinite().all() for one in state.values() if isinstance(one, torch.Tensor))
-    dcp_to_torch_save(found.snapshots[0].path, tmp_path / "state.pt")
+    assert all(
+        tensor.isfinite().all() for tensor in state.values() if isinstance(tensor, torch.Tensor)
+    )
+    dcp_to_torch_save(listing.snapshots[0].path, tmp_path / "state.pt")
     plain = torch.load(tmp_path / "state.pt", weights_only=True)
     assert torch.equal(plain[f"model.{weight}"], state[f"model.{weight}"])
-    assert Snapshot.open(found.snapshots[0].path).manifest.world == 2
+    assert Snapshot.open(listing.snapshots[0].path).manifest.world == 2
 
 
 @pytest.mark.slow
@@ -126,7 +138,7 @@ def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job
 )
 @pytest.mark.parametrize("job", [PLAIN, "fsdp"])
 def test_by_time_all_nodes_store_the_same_states(chaos: Chaos, tmp_path: Path, job: str) -> None:
-    """None by steps; of the remote tier every one, too."""
+    """Snapshots that are due by time are complete in both tiers."""
     disk = {"target": str(tmp_path / "stored"), "every_steps": 0, "every_s": 1.0, "keep_last": 0}
     remote = {
         "target": f"file://{tmp_path}/remote",
@@ -136,14 +148,14 @@ def test_by_time_all_nodes_store_the_same_states(chaos: Chaos, tmp_path: Path, j
     }
     settings = settings_of(job) | ({"step_s": 0.1} if job == PLAIN else {"schedule_steps": 40})
     steps: set[int] = set()
-    seen: set[str] = set()
+    events: set[str] = set()
 
     def is_last(record: Record) -> bool:
         steps.update(
             [record["step"]] if record.event == Event.SAVED and record["tier"] == "disk" else []
         )
-        seen.add(record.event)
-        return len(steps) >= 2 and Event.EVIDENCE in seen
+        events.add(record.event)
+        return len(steps) >= 2 and Event.EVIDENCE in events
 
     flag, fault = JournalFlag(chaos, is_last), ReplaceNode(rank=1, at_step=25)
     goal = {"until": flag.until | {"world": 2}, "watch": flag, "deadline_s": 120.0}
@@ -152,21 +164,24 @@ def test_by_time_all_nodes_store_the_same_states(chaos: Chaos, tmp_path: Path, j
     )
     stored = DiskTier(tmp_path / "stored").snapshots().snapshots
     saved = {record["step"] for record in journal(outcome, Event.SAVED) if record["tier"] == "disk"}
-    assert saved == {one.manifest.step for one in stored}
+    assert saved == {kept.manifest.step for kept in stored}
     assert len(saved) >= 2
     plans = {record["generation"]: record["members"] for record in journal(outcome, Event.PLAN)}
     for snapshot in stored:
         snapshot.verify()
-        # One part of each node of a replicated job, whose replacement may be on any; of each rank of a sharded one.
+        # A replicated job writes a part per node, and a sharded job a part per rank.
+        # A replacement of a replicated job may be on any node.
         writers = {
             member["node" if job == PLAIN else "rank"]
             for member in plans[snapshot.manifest.generation]
         }
-        assert len({item.file for item in snapshot.manifest.items}) == len(writers)
+        assert len({part.file for part in snapshot.manifest.items}) == len(writers)
 
 
 def lose_all(nodes: int, at_step: int) -> list[ReplaceNode]:
-    """Every node is lost at one step, with all that is in memory; empty ones come in their places."""
+    """Return faults that replace every node by an empty one at one step, so that all memory is
+    lost.
+    """
     return [ReplaceNode(rank=rank, at_step=at_step) for rank in range(nodes)]
 
 
@@ -193,13 +208,13 @@ def test_when_every_node_is_lost_the_job_goes_on_from_disk(
     }
     late = {
         origin for origin in origins.values() if origin != "disk"
-    }  # a node that came first has begun without it
+    }  # from a node that joined first and began without a snapshot
     assert origins, outcome.directory
     assert all(origins.get(origin) == "disk" for origin in late), outcome.directory
     outcome.assert_same_losses_as_twin()
 
 
-# -- a launcher that is killed, and started again -----------------------------------------------------------------
+# -- a launcher that is killed, and started again --------------------------------------------------
 
 
 class Launches:
@@ -214,7 +229,7 @@ class Launches:
         )
         self._mark = str(uuid.uuid4())
 
-    def start(self, report: str, *more: str, nodes: int = 2) -> subprocess.Popen[str]:
+    def start(self, report: str, *options: str, nodes: int = 2) -> subprocess.Popen[str]:
         command = [
             sys.executable,
             "-m",
@@ -233,7 +248,7 @@ class Launches:
             "--json",
             "--report",
             str(self.directory / report),
-            *more,
+            *options,
         ]
         return subprocess.Popen(
             command,
@@ -243,28 +258,29 @@ class Launches:
             text=True,
         )
 
-    def end(self, report: str, *more: str, nodes: int = 2) -> dict[str, Any]:
-        """Run a launch to its end; what it prints."""
-        stdout, stderr = self.start(report, *more, nodes=nodes).communicate(timeout=LIMIT_S)
+    def end(self, report: str, *options: str, nodes: int = 2) -> dict[str, Any]:
+        """Run a launch to its end, and return its result."""
+        stdout, stderr = self.start(report, *options, nodes=nodes).communicate(timeout=LIMIT_S)
         assert stdout, stderr
-        found: dict[str, Any] = json.loads(stdout)
-        return found
+        result: dict[str, Any] = json.loads(stdout)
+        return result
 
     def keep(self, every: int = 5) -> list[str]:
         return ["--checkpoints", str(self.stored.root), "--checkpoint-every", str(every)]
 
-    def kill_at(self, step: int, *more: str, also: Callable[[], object] = lambda: True) -> None:
-        """Kill the launcher, and all that it has started with it, when two snapshots are there, one of that age.
+    def kill_at(self, step: int, *options: str, also: Callable[[], object] = lambda: True) -> None:
+        """Kill the launcher, and all processes that it has started, when two snapshots are there,
+        one of ``step`` or later.
 
         Args:
-            also: what must be true then, too.
+            also: a further condition of the kill.
         """
 
         def are_there() -> bool:
-            ages = [one.manifest.step for one in self.stored.snapshots().snapshots]
+            ages = [snapshot.manifest.step for snapshot in self.stored.snapshots().snapshots]
             return len(ages) >= 2 and max(ages) >= step and bool(also())
 
-        launcher = self.start("killed", *more)
+        launcher = self.start("killed", *options)
         wait_until(are_there, "the snapshots", limit_s=LIMIT_S)
         launcher.kill()
         launcher.communicate(timeout=LIMIT_S)
@@ -272,9 +288,9 @@ class Launches:
 
     def _living(self) -> list[str]:
         return [
-            entry.name
-            for entry in Path("/proc").glob("[0-9]*")
-            if self._mark.encode() in _environment(entry)
+            process.name
+            for process in Path("/proc").glob("[0-9]*")
+            if self._mark.encode() in _environment(process)
         ]
 
     def restored(self, report: str) -> list[Record]:
@@ -331,7 +347,7 @@ def test_a_sharded_job_is_resumed_at_another_world_size(tmp_path: Path) -> None:
 def test_the_coordinator_is_killed_while_a_job_resumes(
     chaos: Chaos, tmp_path: Path, job: str, during: str
 ) -> None:
-    """That the job resumes is in its record: the next coordinator begins nothing anew."""
+    """The next coordinator reads from its log that the job resumes, and does not begin it anew."""
     common: dict[str, Any] = {"nodes": 2, "spares": 0, "options": settings_of(job)}
     stored = DiskTier(tmp_path / "stored")
     disk = {"target": str(stored.root), "every_steps": 5}
@@ -340,21 +356,21 @@ def test_the_coordinator_is_killed_while_a_job_resumes(
     outcome = chaos.run(
         job, **common, steps=40, disk=disk, resume=True, faults=[fault], check=False
     )
-    assert [one.state for one in outcome.faults] == ["confirmed"]
+    assert [injected.state for injected in outcome.faults] == ["confirmed"]
     assert journal(outcome, Event.RESUMED), "no other coordinator took over"
     assert not journal(outcome, Event.RECORD_LOST)
     restored = journal(
         outcome, Event.RESTORED
-    )  # a rank that was late takes the state from one that had read it
+    )  # a late rank takes the state from a rank that has read it
     assert {record["step"] for record in restored} == {12}
     assert "disk" in {record["source"].split()[0] for record in restored}
     assert {record["step"] for record in journal(outcome, Event.COMMIT)} == set(range(12, 40))
     if (
         job == PLAIN
-    ):  # the rate of the other one follows a curve of its length, which was another in the first run
+    ):  # the learning rate of the other job depends on its length, which differs in the first run
         verdicts = {
             check.name: check.verdict for check in outcome.checks
-        }  # others miss the steps of the run before
+        }  # other checks miss the steps of the run before
         assert verdicts["final weights equal the twin's"] == Verdict.PASSED
 
 
@@ -416,13 +432,13 @@ def test_a_job_whose_disk_was_lost_is_resumed_from_the_remote_tier(
     sources = [record["source"] for record in restored]
     assert sum(source.startswith("remote") for source in sources) == (
         1 if job == PLAIN else 2
-    )  # once a replica
+    )  # a replicated job reads once
     assert {record["step"] for record in restored} == {
         max(parse_name(name) or (0, 0) for name in uploaded)[0]
     }
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

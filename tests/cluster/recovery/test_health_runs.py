@@ -1,4 +1,6 @@
-"""Real runs whose nodes look at themselves: a node that is not fit is given no workers, and the others train on."""
+"""Real runs with health checks of nodes: an unfit node is given no workers, and the others train
+on.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,24 @@ PLAIN = "../../jobs/failing/troubled.py:plain"
 
 
 def journal(directory: Path | str, event: Event) -> list[Record]:
+    """Return the records of ``event`` from all journals in a directory, by time."""
     return [
         record for record in read_journals(Path(directory) / "journal") if record.event == event
     ]
 
 
 def hosts(directory: Path | str) -> set[str]:
-    """The nodes that ever had a rank."""
+    """Return the nodes that ever had a rank."""
     return {member["node"] for plan in journal(directory, Event.PLAN) for member in plan["members"]}
 
 
 @pytest.fixture(autouse=True)
 def state(chaos_stock: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Quarantine:
-    """A list of this test's own. The session's harness is made before: its undo log is not this test's."""
+    """Return a quarantine list of this test alone.
+
+    The session's harness is made before, because its undo log must not be in the directory of the
+    test.
+    """
     chaos_stock.harness("local")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return Quarantine(state_directory())
@@ -48,25 +55,28 @@ def state(chaos_stock: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def launch(
     directory: Path, until: Callable[[], object] | None = None, **settings: Any
 ) -> LaunchResult:
-    """A run of 20 steps; or of more, until a condition is true: nodes look at themselves at a low priority."""
+    """Launch a job of 20 steps, or of more until a condition is true.
+
+    Nodes check their health at a low priority, so that a run may end before they report.
+    """
     console = Console(file=io.StringIO())
     job = str(Path(__file__).parent / PLAIN)
     options: dict[str, Any] = {"steps": 20, "step_s": 0.03}
     if until is not None:
-        seen = directory.parent / "seen"
-        options |= {"until": {"file": str(seen)}}
-        threading.Thread(target=_touch_when, args=(until, seen), daemon=True).start()
+        reached = directory.parent / "seen"
+        options |= {"until": {"file": str(reached)}}
+        threading.Thread(target=_touch_when, args=(until, reached), daemon=True).start()
     settings = {"nodes": 3, "spares": 0} | settings
     return launch_shown(job, console, directory=directory, port=0, options=options, **settings)
 
 
 def _touch_when(condition: Callable[[], object], file: Path) -> None:
-    wait_until(condition, "what the run waits for", limit_s=240.0)  # of a whole launch
+    wait_until(condition, "what the run waits for", limit_s=240.0)  # limit of a whole launch
     file.touch()
 
 
 def break_disk(directory: Path, node: str) -> None:
-    """Where the job writes on ``node`` nothing can be written, not even by root."""
+    """Make every write of the job on ``node`` fail, even for root."""
     (directory / "disk").mkdir(parents=True)
     (directory / "disk" / node).symlink_to("/proc/self/attr")
 
@@ -75,22 +85,24 @@ def break_disk(directory: Path, node: str) -> None:
     "its fingerprint, which must be that of the others, contains what a fixed computation comes to"
 )
 def test_healthy_nodes_say_so_and_nothing_else_happens(chaos: Chaos, tmp_path: Path) -> None:
-    """Each node reports once that it looked at itself, and how long that took; their workers have one fingerprint."""
-    told: set[str] = set()  # nodes and workers
+    """Each node reports its health once, with the duration of the checks; all workers have one
+    fingerprint.
+    """
+    reported: set[str] = set()  # nodes that reported their health, and ready workers
 
-    def all_have_told(message: Any) -> bool:
-        told.update([message.node] if isinstance(message, HealthReport) else [])
-        told.update([message.worker] if isinstance(message, WorkerReady) else [])
-        return len(told) == 5
+    def all_have_reported(message: Any) -> bool:
+        reported.update([message.node] if isinstance(message, HealthReport) else [])
+        reported.update([message.worker] if isinstance(message, WorkerReady) else [])
+        return len(reported) == 5
 
-    flag = Flag(tmp_path / "told", all_have_told)
+    flag = Flag(tmp_path / "told", all_have_reported)
     outcome = chaos.run(PLAIN, nodes=2, spares=1, steps=20, until=flag.until, watch=flag)
     reports = {record["node"]: record for record in journal(outcome.directory, Event.HEALTH)}
     assert set(reports) == {"node0", "node1"}
     for report in reports.values():
         assert report["standing"] != "refused"
         assert {"disk.intact", "memory.available_bytes", "clock.step_ms"} <= {
-            one["what"] for one in report["findings"]
+            finding["what"] for finding in report["findings"]
         }
         assert report["took_ms"] > 0
     ready = [record["fingerprint"] for record in journal(outcome.directory, Event.READY)]
@@ -114,9 +126,9 @@ def test_a_node_whose_disk_takes_no_write_is_given_no_workers(tmp_path: Path) ->
         }
         plans = journal(tmp_path / "run", Event.PLAN)
         without = {
-            one["generation"]
-            for one in plans
-            if "node1" not in {member["node"] for member in one["members"]}
+            plan["generation"]
+            for plan in plans
+            if "node1" not in {member["node"] for member in plan["members"]}
         }
         return bool(refused) and any(
             generation in without and world == 3 for generation, world in worlds
@@ -168,7 +180,7 @@ def test_quarantined_nodes_are_left_alone_and_released_ones_prove_themselves(
     assert hosts(result.directory) == {"node0", "node2"}, (
         "node2 was waited for: it has proved itself in time"
     )
-    assert [entry.node for entry in state.entries()] == ["node1"]
+    assert [quarantined.node for quarantined in state.entries()] == ["node1"]
     assert journal(result.directory, Event.DETECTED) == []
 
 
@@ -196,7 +208,9 @@ def test_a_damaged_list_starts_nothing(state: Quarantine, tmp_path: Path) -> Non
 
 @pytest.mark.promise("One that is not fit gets no workers; the others train on.")
 def test_training_is_the_same_without_the_node(chaos: Chaos) -> None:
-    """Its shards are computed elsewhere: the same losses as of the twin, on all nodes."""
+    """Other nodes compute the shards of a quarantined node, with the losses of the twin on all
+    nodes.
+    """
     outcome = chaos.run(PLAIN, nodes=3, spares=0, steps=10, quarantined=("node1",), check=False)
     assert hosts(outcome.directory) == {"node0", "node2"}
     assert [check for check in outcome.checks if check.verdict != Verdict.PASSED] == []

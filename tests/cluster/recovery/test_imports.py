@@ -1,4 +1,6 @@
-"""Jobs that cannot be imported: the exception is named at once, with file and line, and no worker is started."""
+"""A job that cannot be imported ends at once, with the exception, its file and line, before any
+worker is started.
+"""
 
 from __future__ import annotations
 
@@ -48,19 +50,20 @@ run_zygote(socket.socket(fileno=int(sys.argv[1])), os.getppid(), JobSpec(sys.arg
 
 
 def write_job(directory: Path, first_lines: str, name: str = "job.py") -> str:
+    """Write the job with ``first_lines`` before it, and return its path."""
     path = directory / name
     path.write_text(first_lines + JOB)
     return str(path)
 
 
 class ForkServer:
-    """A fork server that a test has started, as its agent."""
+    """A fork server that the test has started as its agent."""
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
         self.connection, self.process = connection, process
 
     def order(self, worker: str) -> None:
-        """Order a worker with descriptors of the right kind, as an agent does."""
+        """Order a worker, with descriptors of the right kind."""
         files = [os.memfd_create("test") for _ in range(3)]
         try:
             order_worker(self.connection, worker, b"{}", files)
@@ -69,7 +72,7 @@ class ForkServer:
                 os.close(file)
 
     def report(self) -> Report:
-        """The next report; fails the test if the fork server has hung up."""
+        """Return the next report; fail the test if the fork server has hung up."""
         data = self.connection.recv(2**17)
         assert data, f"the fork server has ended with {self.process.wait()}"
         report: Report = report_decoder.decode(data)
@@ -151,7 +154,7 @@ HELPERS = {
 def test_an_exception_is_one_line_with_the_file_and_the_line_of_the_job(
     tmp_path: Path, lines: str, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The innermost line of the user's own code counts, not one of a library."""
+    """The message names the innermost line of the user's own code, not one of a library."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name, text in HELPERS.items():
         (tmp_path / name).write_text(text)
@@ -160,14 +163,16 @@ def test_an_exception_is_one_line_with_the_file_and_the_line_of_the_job(
     with pytest.raises(BaseException) as raised:
         import_job(JobSpec(job))
     before, _, after = error.format(tmp_path).partition("*")
-    told = failure_of(raised.value, job).error
-    assert told.startswith(before.rstrip())
-    assert told.endswith(after or before)
+    message = failure_of(raised.value, job).error
+    assert message.startswith(before.rstrip())
+    assert message.endswith(after or before)
     assert "job" not in sys.modules, "what was half imported is not left behind"
 
 
 def test_an_exception_that_quotes_a_traceback_ends_with_what_is_quoted() -> None:
-    """As a worker of a DataLoader reports one."""
+    """The message of an exception that quotes a traceback, as a DataLoader's worker raises it, ends
+    with its last line.
+    """
     traceback = "Original Traceback (most recent call last):\n  File\nKeyError: 'x'\n"
     text = f"Caught KeyError in DataLoader worker process 0.\n{traceback}"
     assert failure_of(RuntimeError(text)).error == (
@@ -185,7 +190,7 @@ def test_input_that_the_job_refuses_keeps_field_value_and_remedy() -> None:
     assert failure.refused == ("DATA", "'/nowhere'", "set it to a folder")
 
 
-# -- whole runs ---------------------------------------------------------------------------------------------------
+# -- whole runs ------------------------------------------------------------------------------------
 
 
 def run(chaos: Chaos, job: str, **plan: object) -> Outcome:

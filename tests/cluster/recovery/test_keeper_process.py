@@ -1,4 +1,6 @@
-"""The process that keeps a node's copies: orders wait for nothing, and it lives exactly as long as its agent."""
+"""The keeper process of a node: orders to it wait for nothing, and it lives exactly as long as its
+agent.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ from chaoskit.vocabulary import Event, Verdict
 from chaoskit.wire.messages import EndJob, Heartbeat, Message, Plan, WorkerReady
 
 TROUBLED = f"{Path(__file__).parents[2] / 'jobs' / 'failing' / 'troubled.py'}:plain"
-STRUCK = "node1"
-BEATS = 10  # of a node whose keeper stands still
+NODE = "node1"
+BEATS = 10  # heartbeats of a node while its keeper is stopped
 
 
-# -- the line to it -----------------------------------------------------------------------------------------------
+# -- the orders to it ------------------------------------------------------------------------------
 
 ORDERS = """
 import asyncio, json, os, signal, socket, sys
@@ -39,13 +41,13 @@ from chaoskit.checkpoint.layout.arena import Arena
 from chaoskit.config import RunConfig
 from chaoskit.job import JobSpec
 from chaoskit.daemon.client import KeeperLine
-from chaoskit.daemon.process import Quarters, start_keeper
+from chaoskit.daemon.process import KeeperSpec, start_keeper
 from chaoskit.wire.messages import Endpoint, Member, Plan, Sealed
 from chaoskit.process.linux import children, die_of, host_id
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.process.progress_board import Board
 
 COUNT = 300
-quarters = Quarters("node0", "127.0.0.1", "token", sys.argv[1], RunConfig(job=JobSpec("job.py")))
+quarters = KeeperSpec("node0", "127.0.0.1", "token", sys.argv[1], RunConfig(job=JobSpec("job.py")))
 connection, port = start_keeper(quarters, socket.create_server(("127.0.0.1", 0)), ())
 (keeper,) = children(os.getpid())
 arena, board = Arena(4 * 1024), Board.create()
@@ -53,7 +55,7 @@ slot = arena.slot("model/weight", torch.float32, (1024,))
 with arena.writing():
     arena.tensor(slot).fill_(7.0)
     arena.publish(["model/weight"], b"", 7)
-arena.stand_in(1)
+arena.set_generation(1)
 endpoint = Endpoint(host_id(), "127.0.0.1", 1, os.getpid(), arena.fd)
 members = tuple(Member(rank, f"node{rank}.0", f"node{rank}", endpoint, (rank,)) for rank in range(100))
 
@@ -87,13 +89,16 @@ asyncio.run(main())
 
 
 def test_orders_return_at_once_and_none_is_lost_while_it_is_busy(tmp_path: Path) -> None:
-    """It stands still until all are given, some megabytes; each then comes there, in order, with its descriptors."""
+    """Orders to a stopped keeper return at once, some megabytes of them.
+
+    Each arrives later, in order, with its descriptors.
+    """
     command = [sys.executable, "-c", ORDERS, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["numbers"] == list(range(301))
-    assert told["left"] == ["node0.0", 7, 4096]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout)
+    assert result["numbers"] == list(range(301))
+    assert result["left"] == ["node0.0", 7, 4096]
 
 
 CUT_OFF = """
@@ -102,12 +107,12 @@ from chaoskit.checkpoint.layout.arena import Arena
 from chaoskit.config import RunConfig
 from chaoskit.job import JobSpec
 from chaoskit.daemon.client import KeeperLine
-from chaoskit.daemon.process import Quarters, start_keeper
+from chaoskit.daemon.process import KeeperSpec, start_keeper
 from chaoskit.wire.messages import Endpoint, Sealed
 from chaoskit.process.linux import children, host_id
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.process.progress_board import Board
 
-quarters = Quarters("node0", "127.0.0.1", "token", sys.argv[1], RunConfig(job=JobSpec("job.py"), health="off"))
+quarters = KeeperSpec("node0", "127.0.0.1", "token", sys.argv[1], RunConfig(job=JobSpec("job.py"), health="off"))
 connection, port = start_keeper(quarters, socket.create_server(("127.0.0.1", 0)), ())
 (keeper,) = children(os.getpid())
 arena, board, ended = Arena(4096), Board.create(), asyncio.Event()
@@ -132,11 +137,15 @@ print(os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]))
 def test_descriptors_that_were_cut_off_end_the_keeper_with_the_limit_that_was_met(
     tmp_path: Path,
 ) -> None:
-    """It may open one more file, and an order comes with three: no later order gets what belongs to this one."""
+    """A keeper ends if it cannot open all descriptors of an order: a later order must not get the
+    rest.
+
+    It may open one more file, and an order comes with three.
+    """
     command = [sys.executable, "-c", CUT_OFF, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
-    assert done.stdout == "1\n", done.stderr
-    assert "ulimit -n" in done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
+    assert process.stdout == "1\n", process.stderr
+    assert "ulimit -n" in process.stderr
 
 
 def test_every_message_of_the_line_can_be_received() -> None:
@@ -146,17 +155,18 @@ def test_every_message_of_the_line_can_be_received() -> None:
     assert len({kind.__struct_config__.tag for kind in kinds}) == len(kinds)
 
 
-# -- beside a job -------------------------------------------------------------------------------------------------
+# -- beside a job ----------------------------------------------------------------------------------
 
 
 class Watch:
-    """Does something to agent and keeper of a node at each of its heartbeats, when some steps are committed there.
+    """A watcher that acts on agent and keeper of a node at each of its heartbeats, after some
+    committed steps.
 
     Args:
-        act: returns whether that was all.
+        act: called with the pids of agent and keeper; returns True when it is done.
 
     Attributes:
-        plans: memberships that were made after that.
+        plans: number of plans that were published after that.
     """
 
     def __init__(self, act: Callable[[int, int], bool]) -> None:
@@ -166,14 +176,14 @@ class Watch:
 
     def __call__(self, message: Any) -> None:
         match message:
-            case WorkerReady(_, node, endpoint) if node == STRUCK:
+            case WorkerReady(_, node, endpoint) if node == NODE:
                 self._worker = endpoint.pid
             case EndJob():
                 self.over = True
             case Plan() if self.over:
                 self.plans += 1
             case Heartbeat(node, beats) if (
-                node == STRUCK and any(beat.step >= 5 for beat in beats) and not self.over
+                node == NODE and any(beat.step >= 5 for beat in beats) and not self.over
             ):
                 if not any(self._processes):
                     self._processes = processes_of(self._worker)
@@ -181,9 +191,9 @@ class Watch:
 
 
 def processes_of(worker: int) -> tuple[int, int]:
-    """Agent and keeper."""
-    zygote = parent(worker)
-    agent = zygote and parent(zygote)
+    """Return the pids of agent and keeper of a worker's node."""
+    fork_server = parent(worker)
+    agent = fork_server and parent(fork_server)
     assert agent
     (keeper,) = [pid for pid in children(agent) if process_name(pid) == NAME]
     return agent, keeper
@@ -194,6 +204,7 @@ def await_end(*pids: int) -> None:
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    """Return the records of ``events`` from all journals of a run, by time."""
     return [
         record
         for record in read_journals(Path(outcome.directory) / "journal")
@@ -204,7 +215,9 @@ def journal(outcome: Outcome, *events: Event) -> list[Record]:
 def run(
     chaos: Chaos, watch: Watch, goal: Callable[[], bool], job: str, tmp_path: Path, **plan: Any
 ) -> Outcome:
-    """A run that goes on until ``goal`` holds, of which everything holds but that no loss was unplanned."""
+    """Run a job until ``goal`` holds; every check must pass, except that ranks may be lost
+    unplanned.
+    """
 
     def is_reached(message: Any) -> bool:
         watch(message)
@@ -233,39 +246,39 @@ JOBS = [
 def test_a_node_whose_keeper_ends_is_lost_and_the_job_recovers(
     chaos: Chaos, tmp_path: Path, job: str, plan: dict[str, Any]
 ) -> None:
-    """The agent ends all processes of its node; the other nodes train on."""
-    struck: list[int] = []
+    """An agent ends all processes of its node with its keeper; the other nodes train on."""
+    killed: list[int] = []
 
     def kill(agent: int, keeper: int) -> bool:
-        struck.extend((agent, *descendants(agent)))
+        killed.extend((agent, *descendants(agent)))
         os.kill(keeper, signal.SIGKILL)
-        await_end(*struck)
+        await_end(*killed)
         return True
 
     watch = Watch(kill)
-    # a busy machine takes some of the shortest steps to lose the node; they are not copied any more
+    # on a busy machine steps are committed, and not copied, before the loss of the node is noticed
     outcome = run(chaos, watch, lambda: watch.plans > 0, job, tmp_path, max_lost_steps=6, **plan)
-    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == [STRUCK], (
+    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == [NODE], (
         outcome.directory
     )
-    assert len(struck) >= 4  # agent, zygote, keeper, worker
-    log = (Path(outcome.directory) / "log" / f"{STRUCK}.log").read_text()
+    assert len(killed) >= 4  # agent, fork server, keeper, worker
+    log = (Path(outcome.directory) / "log" / f"{NODE}.log").read_text()
     assert "the process that keeps the copies of this node has ended" in log
 
 
 def test_a_keeper_ends_with_its_agent(chaos: Chaos, tmp_path: Path) -> None:
-    """Nothing tells it to: the kernel does."""
-    struck: list[int] = []
+    """The kernel ends a keeper with its agent, without any order."""
+    killed: list[int] = []
 
     def kill(agent: int, keeper: int) -> bool:
-        struck.append(keeper)
+        killed.append(keeper)
         os.kill(agent, signal.SIGKILL)
         await_end(keeper)
         return True
 
     watch = Watch(kill)
     run(chaos, watch, lambda: watch.plans > 0, STEADY, tmp_path, steps=20)
-    assert struck
+    assert killed
 
 
 @pytest.mark.promise(
@@ -277,7 +290,10 @@ def test_a_keeper_ends_with_its_agent(chaos: Chaos, tmp_path: Path) -> None:
 def test_a_keeper_that_stands_still_costs_no_heartbeat(
     chaos: Chaos, tmp_path: Path, job: str, plan: dict[str, Any]
 ) -> None:
-    """It is held in the middle of whatever it copies, for more than two leases of four beats: no rank is lost."""
+    """No rank is lost while a keeper is stopped in the middle of a copy.
+
+    The stop lasts for more than two leases of four heartbeats.
+    """
     beats = 0
 
     def hold(agent: int, keeper: int) -> bool:
@@ -294,7 +310,7 @@ def test_a_keeper_that_stands_still_costs_no_heartbeat(
     assert not journal(outcome, Event.NODE_LOST, Event.DETECTED), outcome.directory
 
 
-# -- the end of everything ----------------------------------------------------------------------------------------
+# -- the end of all processes-------------------------------------------------------------------------------------
 
 LAUNCHER = """
 import sys

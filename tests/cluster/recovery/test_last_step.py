@@ -1,4 +1,6 @@
-"""The state with which a job ends is stored, whatever its schedule says, and the launcher waits for that."""
+"""The state with which a job ends is stored, whatever its schedule says, and the launcher waits for
+that.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ import msgspec
 import pytest
 from support.waiting import stays, wait_until
 
+from chaoskit.checkpoint.disk.due_steps import Patience
 from chaoskit.checkpoint.disk.names import parse_name
 from chaoskit.checkpoint.disk.portion import Portion
 from chaoskit.checkpoint.disk.tier import DiskTier
@@ -25,14 +28,14 @@ from chaoskit.checkpoint.layout.manifest import FILE_CHUNK_BYTES, FileEntry
 from chaoskit.checkpoint.remote.backoff import Backoff
 from chaoskit.checkpoint.remote.opening import open_store
 from chaoskit.checkpoint.remote.store import Traffic
-from chaoskit.config import CheckpointTier, JobSpec, RunConfig
-from chaoskit.coordinator.schedules.save_schedule import Patience
+from chaoskit.config import CheckpointTier
 from chaoskit.daemon.saving import Saver
 from chaoskit.experiment.run.storing import Storing, await_last
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.launcher.progress import Progress
 from chaoskit.process.host_checks import answer_within
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate.core.command_environment import CommandEnvironment
 from chaoskit.substrate.core.disk import Slow
 from chaoskit.substrate.disk.disks import Disk
 from chaoskit.substrate.limits import capabilities
@@ -42,20 +45,20 @@ from chaoskit.vocabulary import Event
 from faults import SlowDisk
 
 LAUNCH_S = 300.0
-LIMIT_S = 60.0  # of a wait that must end
+LIMIT_S = 60.0  # limit of a wait that must end
 JOBS = Path(__file__).parents[2] / "jobs" / "failing" / "troubled.py"
 PLAIN = f"{JOBS}:plain"
 needs_fuse = pytest.mark.skipif(
     bool(capabilities.disks()), reason=capabilities.disks() or "possible here"
 )
-NEVER = 1000  # steps from one snapshot to the next: of a run that is shorter none is due
+NEVER = 1000  # steps between snapshots; a shorter run has none due
 
 
-# -- one node's part ------------------------------------------------------------------------------------------------
+# -- the savers of nodes ---------------------------------------------------------------------------
 
 
 def test_patience_lasts_as_long_as_something_moves() -> None:
-    """What grows is waited for; what has stayed the same for the whole time is not."""
+    """A growing amount is waited for; an amount that stays the same for the whole time is given up."""
     patience = Patience(10.0)
     assert [
         patience.is_over(amount, now_s) for amount, now_s in ((0, 0.0), (0, 9.0), (5, 10.0))
@@ -66,7 +69,7 @@ def test_patience_lasts_as_long_as_something_moves() -> None:
 
 
 def test_what_a_failed_attempt_has_sent_does_not_count_twice(tmp_path: Path) -> None:
-    """A store that fails once behind the first chunk has taken the file once."""
+    """The bytes of a file are counted once if the store fails after its first chunk."""
     size_bytes, failures = 2 * FILE_CHUNK_BYTES, [OSError(errno.ENOSPC, "full")]
 
     def read(offset: int, length: int) -> bytes:
@@ -81,7 +84,7 @@ def test_what_a_failed_attempt_has_sent_does_not_count_twice(tmp_path: Path) -> 
 
 
 def test_what_is_sent_again_is_no_progress() -> None:
-    """An upload that fails and begins anew reaches no more than before: it is given up."""
+    """An upload that fails and begins again, and never gets further than before, is given up."""
     patience = Patience(10.0)
     assert not any(
         patience.is_over(amount, now_s) for amount, now_s in ((5, 0.0), (0, 4.0), (5, 8.0))
@@ -90,7 +93,7 @@ def test_what_is_sent_again_is_no_progress() -> None:
 
 
 class Savers:
-    """Of two nodes with one directory; the first of them leads."""
+    """The savers of two nodes with one directory; the first node leads."""
 
     def __init__(self, directory: Path) -> None:
         self.stored, self._directory = DiskTier(directory / "disk"), directory
@@ -118,7 +121,7 @@ class Savers:
         )
 
     def refuse(self, number: int, step: int) -> None:
-        """Have a part of a snapshot that is being written fail."""
+        """Make a part of a snapshot that is being written fail."""
         (staging,) = (self.stored.root / ".staging").glob(f"step-{step:09}.*")
         (staging / f"{number}.refused").touch()
 
@@ -135,7 +138,9 @@ def _fail(error: BaseException) -> None:
 
 
 def test_the_last_snapshot_begins_when_the_one_before_is_over(tmp_path: Path) -> None:
-    """The node that leads may still wait for a part of an older one when the job ends."""
+    """A leading node that still waits for a part of an older snapshot when the job ends gives that
+    snapshot up.
+    """
     savers = Savers(tmp_path)
     savers.offer(0, 10, last=False)
     savers.await_part(0, 10)
@@ -149,7 +154,10 @@ def test_the_last_snapshot_begins_when_the_one_before_is_over(tmp_path: Path) ->
 
 @pytest.mark.parametrize("left", ["__1_0.distcp", "1.part.json", ""])
 def test_no_part_joins_what_a_run_before_has_left(tmp_path: Path, left: str) -> None:
-    """A dead run on another host, whose staging directory nothing here can tell from a living one's."""
+    """A part does not join a staging directory that a run on another host has left.
+
+    This host cannot tell such a directory from that of a living run.
+    """
     foreign = tmp_path / "disk" / ".staging" / "step-000000003.g1~0123456789abcdef-1-1-00000000"
     foreign.mkdir(parents=True)
     if left:
@@ -163,7 +171,11 @@ def test_no_part_joins_what_a_run_before_has_left(tmp_path: Path, left: str) -> 
 
 
 def test_a_part_that_is_being_taken_over_is_waited_for(tmp_path: Path) -> None:
-    """Its thread stands still after it took the newer part, and before it set that aside for a node that leads."""
+    """A saver is not finished while its thread takes over a newer part.
+
+    The thread is held after it took the part, and before it set the part aside for the leading
+    node.
+    """
     (tmp_path / "journal").mkdir()
     os.mkfifo(tmp_path / "journal" / "any.jsonl")
     reader = os.open(tmp_path / "journal" / "any.jsonl", os.O_RDONLY | os.O_NONBLOCK)
@@ -188,7 +200,9 @@ def test_a_part_that_is_being_taken_over_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_last_snapshot_that_was_due_as_well_gets_another_chance(tmp_path: Path) -> None:
-    """Its save failed for the sake of one part; at the end every node has its part again."""
+    """A snapshot that failed because of one part is saved again at the end, when every node offers
+    its part again.
+    """
     savers = Savers(tmp_path)
     savers.offer(0, 10, last=False)
     savers.await_part(0, 10)
@@ -201,7 +215,7 @@ def test_a_last_snapshot_that_was_due_as_well_gets_another_chance(tmp_path: Path
 
 
 def test_a_last_snapshot_that_is_there_is_not_stored_again(tmp_path: Path) -> None:
-    """As of a job that is resumed at its end: nodes that come to it find it complete."""
+    """A job that is resumed at its end finds its last snapshot complete, and does not replace it."""
     savers = Savers(tmp_path)
     for number in (0, 1):
         savers.offer(number, 10, last=False)
@@ -217,7 +231,7 @@ def test_a_last_snapshot_that_is_there_is_not_stored_again(tmp_path: Path) -> No
 
 
 def test_a_last_snapshot_that_fails_ends_the_wait_of_the_node_that_leads(tmp_path: Path) -> None:
-    """The other node is ended by the launcher, which waits for the first one."""
+    """The leading node stops waiting if the last snapshot fails; the launcher ends the other node."""
     savers = Savers(tmp_path)
     savers.offer(0, 10, last=True)
     savers.await_part(0, 10)
@@ -228,7 +242,9 @@ def test_a_last_snapshot_that_fails_ends_the_wait_of_the_node_that_leads(tmp_pat
 
 
 def test_what_is_waited_for_is_told() -> None:
-    """How much of it is written, as far as that is known."""
+    """The launcher's progress line names the step and the target, and the bytes written as far as
+    they are available.
+    """
     progress = Progress(0.0)
     (disk,) = progress.handle(Storing(7, "disk", "/kept", 12_400_000), 1.0)
     assert disk.text == "waiting until step 7 is stored in /kept, 12.4 MB so far"
@@ -238,19 +254,19 @@ def test_what_is_waited_for_is_told() -> None:
     assert hung.text == "waiting until step 7 is stored in /kept, which does not answer"
 
 
-# -- the wait of a launcher -----------------------------------------------------------------------------------------
+# -- the wait of a launcher ------------------------------------------------------------------------
 
 
 class StoringNode:
-    """A node of which a process lives, though the job has ended; and what its launcher waits for."""
+    """A node with a process that lives on after the end of its job, and the events of a launcher
+    that waits for it.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.stored, self.run = directory / "stored", directory / "run"
         (self.stored / ".staging").mkdir(parents=True)  # a snapshot has begun
-        self.told: list[Storing] = []
-        self._config = RunConfig(
-            job=JobSpec("job.py"), disk=CheckpointTier(target=str(self.stored))
-        )
+        self.events: list[Storing] = []
+        self._disk = CheckpointTier(target=str(self.stored))
 
     @contextlib.contextmanager
     def living(self) -> Iterator[None]:
@@ -258,30 +274,42 @@ class StoringNode:
             self._cluster = substrate.bare(1, self.run)
             try:
                 self._cluster.start(
-                    "node0", ("sleep", "1000"), dict(os.environ), str(self.stored.parent)
+                    "node0",
+                    ("sleep", "1000"),
+                    CommandEnvironment({}, {}),
+                    str(self.stored.parent),
                 )
                 wait_until(lambda: self._cluster.node("node0"), "its process")
                 yield
             finally:
                 self._cluster.end()
 
-    def awaited(self, limit_s: float, **more: Any) -> str:
-        """Wait for it as a launcher does, on a thread: a wait that does not end is an error of the test."""
-        storing = (self._cluster, "node0", self._config, self.run, limit_s, self.told.append)
-        return answer_within(LIMIT_S, lambda: await_last(*storing, **more))
+    def awaited(self, limit_s: float, **changes: Any) -> str:
+        """Wait for the node as a launcher does, and return the problem.
+
+        The wait runs on a thread with a time limit: a wait that does not end is an error of the
+        test.
+        """
+        place = (self._cluster, "node0", self._disk, None, self.run)
+        return answer_within(
+            LIMIT_S, lambda: await_last(*place, limit_s, self.events.append, **changes)
+        )
 
 
 def test_a_node_that_stores_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
-    """It lives on; the launcher does not wait for longer than it was told."""
+    """The launcher waits for a living node until the deadline, and no longer."""
     node = StoringNode(tmp_path)
     with node.living():
         assert node.awaited(1.5) == "it was not stored before the deadline of the run"
-    assert [one.answers for one in node.told] == [True]
+    assert [event.answers for event in node.events] == [True]
 
 
 @contextlib.contextmanager
 def disk_that_hangs(directory: Path, undo: Path) -> Iterator[None]:
-    """A request that is under way when the disk's process ends keeps the mount: it is taken away by hand."""
+    """Mount a disk that does not answer, and unmount it by hand afterwards.
+
+    A request in progress keeps the mount when the process of the disk ends.
+    """
     try:
         with contextlib.closing(Disk(directory, [], UndoLog(undo))) as disk:
             disk.impose(Slow(delay_ms=3_600_000.0))
@@ -292,30 +320,30 @@ def disk_that_hangs(directory: Path, undo: Path) -> Iterator[None]:
 
 @needs_fuse
 def test_a_disk_that_hangs_does_not_hold_up_the_deadline(tmp_path: Path) -> None:
-    """The launcher asks the disk what is written so far; it does not answer."""
+    """The deadline holds although the disk does not answer how much is written so far."""
     node = StoringNode(tmp_path)
     with node.living(), disk_that_hangs(node.stored, tmp_path / "undo"):
         assert node.awaited(1.5) == "it was not stored before the deadline of the run"
-    assert [one.answers for one in node.told] == [False]
+    assert [event.answers for event in node.events] == [False]
 
 
 @needs_fuse
 def test_a_disk_that_hangs_is_not_waited_for_without_end(tmp_path: Path) -> None:
-    """A launch has no deadline, and a node whose disk hangs may never end."""
+    """A launch, which has no deadline, gives up a node with a disk that hangs."""
     node = StoringNode(tmp_path)
     with node.living(), disk_that_hangs(node.stored, tmp_path / "undo"):
         assert (
             node.awaited(math.inf, patience_s=0.5)
             == "nothing of it was written for 0.5 s, and its node did not end"
         )
-    assert {one.answers for one in node.told} == {False}
+    assert {event.answers for event in node.events} == {False}
 
 
-# -- launches -------------------------------------------------------------------------------------------------------
+# -- launches --------------------------------------------------------------------------------------
 
 
 def launch(directory: Path, report: str, job: str, *options: str) -> tuple[int, dict[str, Any]]:
-    """Exit status and result of a launch whose snapshots are in ``stored``."""
+    """Return exit status and result of a launch with its snapshots in ``stored``."""
     command = [
         sys.executable,
         "-m",
@@ -336,7 +364,7 @@ def launch(directory: Path, report: str, job: str, *options: str) -> tuple[int, 
         str(NEVER),
         *options,
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--json", "--report", str(directory / report)],
         env={**os.environ, "XDG_STATE_HOME": str(directory / "state")},
         capture_output=True,
@@ -344,11 +372,12 @@ def launch(directory: Path, report: str, job: str, *options: str) -> tuple[int, 
         check=False,
         timeout=LAUNCH_S,
     )
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    assert process.stdout, process.stderr
+    return process.returncode, json.loads(process.stdout)
 
 
 def records(directory: Path, *events: Event) -> list[Record]:
+    """Return the records of ``events`` from all journals in a directory, by time."""
     return [record for record in read_journals(directory / "journal") if record.event in events]
 
 
@@ -367,7 +396,9 @@ def records(directory: Path, *events: Event) -> list[Record]:
 def test_a_job_that_has_ended_is_stored_with_its_last_step(
     tmp_path: Path, job: str, options: list[str]
 ) -> None:
-    """In both tiers, though neither is due; the same command, given again, trains nothing."""
+    """Both tiers store the last step although neither is due; the same command, given again, trains
+    no step.
+    """
     tiers = ["--remote", f"file://{tmp_path}/remote", "--remote-every", str(NEVER)]
     status, first = launch(tmp_path, "first", job, *options, *tiers)
     assert (status, first["ok"], first["steps"], first["not_stored"]) == (0, True, 13, "")
@@ -386,7 +417,7 @@ def test_a_job_that_has_ended_is_stored_with_its_last_step(
 @pytest.mark.costly
 @pytest.mark.promise("`not stored` says why not, and the exit code is 1")
 def test_a_disk_that_is_full_at_the_end_is_told(tmp_path: Path) -> None:
-    """The training is done, and its result is not: the run does not count as one that went well."""
+    """A run with complete training and no stored result does not count as a success."""
     (tmp_path / "stored").mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(tmp_path / "stored")]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
@@ -402,7 +433,9 @@ def test_a_disk_that_is_full_at_the_end_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.costly
 def test_a_job_that_fails_is_not_stored_with_its_last_step(chaos: Chaos, tmp_path: Path) -> None:
-    """What was committed before the failure may be its cause."""
+    """A failed job does not store its last state, because that state may be the cause of the
+    failure.
+    """
     disk = {"target": str(tmp_path / "stored"), "every_steps": NEVER}
     plan = {
         "nodes": 2,
@@ -423,8 +456,8 @@ def test_a_job_that_fails_is_not_stored_with_its_last_step(chaos: Chaos, tmp_pat
 @pytest.mark.costly
 @pytest.mark.promise("A disk that is slow is waited for, with a line now and then")
 def test_a_slow_disk_is_waited_for(chaos: Chaos, tmp_path: Path) -> None:
-    """The node that commits needs seconds for its part; the launcher says what it waits for."""
-    stored, told = DiskTier(tmp_path / "stored"), list[Storing]()
+    """The launcher waits for a node that needs seconds for its part, and reports the wait."""
+    stored, events = DiskTier(tmp_path / "stored"), list[Storing]()
     outcome = chaos.run(
         PLAIN,
         nodes=2,
@@ -434,8 +467,10 @@ def test_a_slow_disk_is_waited_for(chaos: Chaos, tmp_path: Path) -> None:
         check=False,
         disk={"target": str(stored.root), "every_steps": NEVER},
         faults=[SlowDisk(rank=0, at_step=3, directory="checkpoints", delay_ms=250.0)],
-        watch=lambda message: told.append(message) if isinstance(message, Storing) else None,
+        watch=lambda message: events.append(message) if isinstance(message, Storing) else None,
     )
     assert {record["step"] for record in records(Path(outcome.directory), Event.SAVED)} == {13}
     assert [snapshot.manifest.step for snapshot in stored.snapshots().snapshots] == [13]
-    assert {(one.step, one.tier, one.target) for one in told} == {(13, "disk", str(stored.root))}
+    assert {(event.step, event.tier, event.target) for event in events} == {
+        (13, "disk", str(stored.root))
+    }

@@ -1,4 +1,4 @@
-"""The record of a run is lost with its coordinator: the nodes know enough to begin again, or to end it for a reason."""
+"""Nodes tell a coordinator without a log enough to begin again, or to end the run with a reason."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaoskit.config import RunConfig
-from chaoskit.coordinator.log import Fenced, Gone, Record
+from chaoskit.coordinator.handlers.on_node import REATTACH_S
+from chaoskit.coordinator.log import CoordinatorLog, Fenced, Gone
 from chaoskit.coordinator.membership import events
-from chaoskit.coordinator.nodes import REATTACH_S
-from chaoskit.coordinator.outputs import Note, Remember, Send
+from chaoskit.coordinator.outputs import LogEntry, Send, WriteRecord
 from chaoskit.coordinator.plane import ControlPlane
 from chaoskit.job import JobSpec
 from chaoskit.journal import read_journals
@@ -31,10 +31,10 @@ from chaoskit.wire.messages import (
     Formed,
     Healed,
     Heartbeat,
+    OfferedSnapshot,
     Plan,
     Recall,
     Sealed,
-    Snapshot,
     StartWorker,
     StopWorker,
     Welcome,
@@ -44,19 +44,20 @@ from chaoskit.wire.messages import (
 
 PLAIN = "../../jobs/failing/troubled.py:plain"
 
-# -- the control plane --------------------------------------------------------------------------------------------
+# -- the control plane -----------------------------------------------------------------------------
 
 
 class Bench:
-    """A control plane without a past, on a clock of its own."""
+    """A control plane without a past, with a clock of its own."""
 
-    def __init__(self, memory: list[Remember] | None = None, **changes: Any) -> None:
+    def __init__(self, entries: list[LogEntry] | None = None, **changes: Any) -> None:
         self.config = RunConfig(job=JobSpec("job.py"), **({"nodes": 2, "spares": 0} | changes))
-        self.plane = ControlPlane(self.config, memory or [], 100.0)
+        self.plane = ControlPlane(self.config, entries or [], 100.0)
         self.now_s = 100.0
         self.outputs: list[Any] = []
 
     def do(self, outputs: list[Any]) -> list[Any]:
+        """Keep the outputs, and return node and message of those that are sent."""
         self.outputs += outputs
         return [(output.node, output.message) for output in outputs if isinstance(output, Send)]
 
@@ -68,7 +69,9 @@ class Bench:
         return self.do(self.plane.hear(message, self.now_s))
 
     def wait(self, seconds: float) -> list[Any]:
-        """Time passes, in which the nodes that are attached beat."""
+        """Let time pass, with a heartbeat of each attached node every 50 ms, and return the
+        messages sent.
+        """
         sent = []
         for _ in range(round(seconds / 0.05)):
             self.now_s += 0.05
@@ -78,15 +81,15 @@ class Bench:
         return sent
 
     @property
-    def remembered(self) -> list[Remember]:
-        return [output for output in self.outputs if isinstance(output, Remember)]
+    def remembered(self) -> list[LogEntry]:
+        return [output for output in self.outputs if isinstance(output, LogEntry)]
 
     @property
-    def noted(self) -> list[Note]:
+    def noted(self) -> list[WriteRecord]:
         return [
             output
             for output in self.outputs
-            if isinstance(output, Note) and output.event == Event.RECORD_LOST
+            if isinstance(output, WriteRecord) and output.event == Event.RECORD_LOST
         ]
 
 
@@ -94,22 +97,26 @@ def ready(worker: str) -> WorkerReady:
     return WorkerReady(worker, worker[0], Endpoint("host", worker, 1, 2, 3))
 
 
-def snapshot(node: str, step: int) -> Snapshot:
-    return Snapshot(node, f"{node}.0", step, 41, 100, f"{step}", Endpoint("host", node, 1, 2, 3))
+def snapshot(node: str, step: int) -> OfferedSnapshot:
+    return OfferedSnapshot(
+        node, f"{node}.0", step, 41, 100, f"{step}", Endpoint("host", node, 1, 2, 3)
+    )
 
 
 def starts(sent: list[Any]) -> list[str]:
+    """Return the workers that the messages start."""
     return [message.worker for _, message in sent if isinstance(message, StartWorker)]
 
 
 def ends(sent: list[Any]) -> set[EndJob]:
+    """Return the messages that end the job."""
     return {message for _, message in sent if isinstance(message, EndJob)}
 
 
 def test_workers_of_before_are_given_up_and_fresh_ones_begin_with_the_newest_copies() -> None:
     bench = Bench()
     sent = bench.attach("a", workers=("a.3",)) + bench.attach("b", started=5, workers=("b.4",))
-    assert [one for one in sent if isinstance(one[1], StopWorker)] == [
+    assert [order for order in sent if isinstance(order[1], StopWorker)] == [
         ("a", StopWorker("a.3", "fenced")),
         ("b", StopWorker("b.4", "fenced")),
     ]
@@ -117,7 +124,7 @@ def test_workers_of_before_are_given_up_and_fresh_ones_begin_with_the_newest_cop
     sent = bench.wait(REATTACH_S + 0.1)
     assert [node for node, message in sent if isinstance(message, Recall)] == ["a", "b"]
     assert starts(sent) == ["a.7", "b.5"], "a name came twice"
-    detail = "it has seen generation 41, the record tells of 0"
+    detail = "it has seen generation 41, the log has 0"
     assert [output.fields for output in bench.noted] == [
         {"node": "a", "generation": 41, "known": 0, "detail": detail}
     ]
@@ -129,8 +136,8 @@ def test_workers_of_before_are_given_up_and_fresh_ones_begin_with_the_newest_cop
         (42, [10, 9])
     ]
     assert [member.worker for member in plans.pop().members] == ["a.7", "b.5"]
-    heir = ControlPlane(bench.config, bench.remembered, 0.0)
-    assert heir.membership.plan == bench.plane.membership.plan, (
+    successor = ControlPlane(bench.config, bench.remembered, 0.0)
+    assert successor.membership.plan == bench.plane.membership.plan, (
         "another coordinator would decide otherwise"
     )
 
@@ -143,11 +150,11 @@ def test_without_a_copy_the_job_ends_for_a_reason() -> None:
     sent = bench.hear(Sealed("a", ())) + bench.hear(Sealed("b", ()))
     (end,) = ends(sent)
     assert not end.ok
-    assert end.reason.startswith("the coordinator's record was lost, and every replica was lost")
+    assert end.reason.startswith("the coordinator's log was lost, and every replica was lost")
 
 
 def test_nodes_that_were_lost_with_the_record_are_not_waited_for() -> None:
-    """Two of three come: they share the workers, and have ranks both."""
+    """Two of three nodes come back: they share the three workers, and both have ranks."""
     bench = Bench(nodes=3, spares=0)
     assert not starts(bench.attach("b") + bench.attach("c"))
     sent = bench.wait(REATTACH_S + 0.1)
@@ -163,9 +170,9 @@ def test_nodes_that_were_lost_with_the_record_are_not_waited_for() -> None:
 def test_a_coordinator_that_ends_meanwhile_waits_no_longer_for_nodes() -> None:
     bench = Bench(nodes=3, spares=0)
     bench.attach("b")
-    heir = Bench(bench.remembered, nodes=3, spares=0)
-    heir.attach("b")
-    sent = heir.wait(REATTACH_S + 0.1)
+    successor = Bench(bench.remembered, nodes=3, spares=0)
+    successor.attach("b")
+    sent = successor.wait(REATTACH_S + 0.1)
     assert [node for node, message in sent if isinstance(message, Recall)] == ["b"]
 
 
@@ -175,11 +182,11 @@ def test_when_no_node_stays_the_job_ends() -> None:
     bench.do(bench.plane.detach("a", "gone", bench.now_s))
     bench.wait(bench.config.startup_s + 1)
     assert bench.plane.ended
-    assert any("record was lost" in str(output) for output in bench.outputs)
+    assert any("log was lost" in str(output) for output in bench.outputs)
 
 
 def test_before_the_first_generation_only_names_are_known() -> None:
-    """Nobody has trained: the run just begins, with new names."""
+    """A run that has not trained begins again, with new names of workers."""
     bench = Bench()
     sent = bench.attach("a", generation=0, workers=("a.6",)) + bench.attach(
         "b", generation=0, started=0
@@ -193,7 +200,10 @@ def test_before_the_first_generation_only_names_are_known() -> None:
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_node_that_tells_of_the_past_too_late_ends_the_job(trains: bool) -> None:
-    """A run that began again at step 0 would be another one under the same name."""
+    """The run ends if a node reports an earlier generation after it has begun again.
+
+    It would begin at step 0, as another run under the same name.
+    """
     bench = Bench()
     bench.attach("a", generation=0, started=0)
     bench.attach("b", generation=0, started=0)
@@ -203,7 +213,7 @@ def test_a_node_that_tells_of_the_past_too_late_ends_the_job(trains: bool) -> No
     sent = bench.attach("c")
     (end,) = ends(sent)
     assert {node for node, message in sent if isinstance(message, EndJob)} == {"a", "b", "c"}
-    assert "the coordinator's record was lost: a node has seen generation 41" in end.reason
+    assert "the coordinator's log was lost: a node has seen generation 41" in end.reason
 
 
 def test_a_node_that_comes_late_and_has_seen_no_more_is_taken_in() -> None:
@@ -216,7 +226,9 @@ def test_a_node_that_comes_late_and_has_seen_no_more_is_taken_in() -> None:
 
 @pytest.mark.parametrize("term", [0, 3])
 def test_nodes_that_know_less_come_first_and_the_others_are_waited_for(term: int) -> None:
-    """More nodes joined the run than make a full world: those without a rank have never seen a plan."""
+    """Nodes without a rank, which have never seen a plan, may attach first; the others are waited
+    for.
+    """
     bench = Bench(spares=1)
     bench.do(
         bench.plane.attach(
@@ -239,18 +251,22 @@ def test_whoever_was_with_no_coordinator_before_waits_for_nobody_else() -> None:
     bench = Bench()
     sent = bench.attach("a", generation=0, started=0) + bench.attach("b", generation=0, started=0)
     assert starts(sent) == ["a.0", "b.0"]
-    heir = Bench()  # of a coordinator that ended before it had anything to write down
+    successor = Bench()  # the coordinator before it ended without an entry in its log
     for node in ("a", "b"):
-        sent = heir.do(heir.plane.attach(AgentHello(node, "host", 1, term=1), heir.now_s, term=2))
+        sent = successor.do(
+            successor.plane.attach(AgentHello(node, "host", 1, term=1), successor.now_s, term=2)
+        )
     assert starts(sent) == ["a.0", "b.0"]
-    assert not heir.noted
+    assert not successor.noted
 
 
-# -- a record that has lost its end -------------------------------------------------------------------------------
+# -- a log that has lost its end -------------------------------------------------------------------
 
 
 def a_run_that_went_through_much() -> tuple[Bench, set[str]]:
-    """Ranks and a spare are lost and replaced; and the names of all workers that were ever started."""
+    """Return a bench with lost and replaced ranks and spare, and the names of all workers it
+    started.
+    """
     bench = Bench(spares=1)
     sent = bench.attach("a", generation=0, started=0) + bench.attach("b", generation=0, started=0)
     done: list[str] = []
@@ -274,10 +290,13 @@ LONG, NAMES = a_run_that_went_through_much()
 
 @pytest.mark.parametrize("kept", range(len(LONG.remembered) + 1))
 def test_whatever_end_is_lost_no_name_comes_twice(kept: int) -> None:
-    """The nodes know how many they have started, and which plan was the last."""
+    """No name is given twice, whatever part of the log is lost.
+
+    The nodes report how many workers they have started, and their last plan.
+    """
     assert len(NAMES) >= 5
     membership = LONG.plane.membership
-    heir = Bench(LONG.remembered[:kept], spares=1)
+    successor = Bench(LONG.remembered[:kept], spares=1)
     sent = []
     for node in ("a", "b"):
         count = sum(name.startswith(node) for name in NAMES)
@@ -291,17 +310,17 @@ def test_whatever_end_is_lost_no_name_comes_twice(kept: int) -> None:
             term=1,
             started=count,
         )
-        sent += heir.do(heir.plane.attach(hello, heir.now_s, term=2))
-    sent += heir.wait(REATTACH_S + 1.0)
+        sent += successor.do(successor.plane.attach(hello, successor.now_s, term=2))
+    sent += successor.wait(REATTACH_S + 1.0)
     assert not NAMES & set(starts(sent)), "a name came twice"
-    if heir.plane.membership.plan is None or heir.plane.ended:
-        assert heir.noted, "nobody said that the record was lost"
+    if successor.plane.membership.plan is None or successor.plane.ended:
+        assert successor.noted, "the loss of the log is not noted"
     if kept == len(LONG.remembered):
-        assert not heir.noted
+        assert not successor.noted
 
 
 def test_a_record_that_lost_its_end_in_one_generation_ends_the_job() -> None:
-    """A spare was lost and started again; the plan is still the same."""
+    """The job ends if the log lacks the start of a spare, although its plan is current."""
     bench = Bench(spares=1)
     for node in ("a", "b"):
         bench.attach(node, generation=0, started=0)
@@ -311,40 +330,40 @@ def test_a_record_that_lost_its_end_in_one_generation_ends_the_job() -> None:
         bench.hear(Formed(worker, 1))
     before = bench.remembered
     assert starts(bench.hear(WorkerLost("a.1", "a", "killed", "", 1)) + bench.wait(3.0)) == ["a.2"]
-    heir = Bench(before, spares=1)
-    sent = heir.attach("a", generation=1, started=3, workers=("a.0", "a.2"), term=1)
+    successor = Bench(before, spares=1)
+    sent = successor.attach("a", generation=1, started=3, workers=("a.0", "a.2"), term=1)
     (end,) = ends(sent)
     assert (
         end.reason
-        == "the coordinator's record was lost: a has started 3 workers, and 2 of them are known"
+        == "the coordinator's log was lost: a has started 3 workers, and 2 of them are known"
     )
-    assert [note.fields["detail"] for note in heir.noted] == [
-        "it has started 3 workers, the record tells of 2"
+    assert [note.fields["detail"] for note in successor.noted] == [
+        "it has started 3 workers, the log has 2"
     ]
     assert not starts(sent)
 
 
-# -- the record ---------------------------------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------------------
 
-JOINED = Remember(events.NodeJoined("node0"), 1.0)
+JOINED = LogEntry(events.NodeJoined("node0"), 1.0)
 
 
 def test_a_record_takes_over_the_higher_term(tmp_path: Path) -> None:
     path = tmp_path / "record"
-    record = Record(path)
+    record = CoordinatorLog(path)
     record.append([JOINED])
     record.outbid(41)
     assert record.term == 42
     record.append([JOINED])
     record.outbid(41)
     assert record.term == 42, "it is the one that the node knows"
-    heir = Record(path)
-    assert (heir.term, heir.memory) == (43, [JOINED, JOINED])
+    successor = CoordinatorLog(path)
+    assert (successor.term, successor.entries) == (43, [JOINED, JOINED])
     with pytest.raises(Fenced):
         record.outbid(50)
 
 
-HEADER = b'{"term":3}\n'
+HEADER = b'{"term":3,"format":2}\n'
 WHOLE = b'{"now_s":1.0,"event":{"type":"NodeJoined","node":"node0"}}\n'
 DAMAGED = {
     "empty": b"",
@@ -365,12 +384,21 @@ DAMAGED = {
 def test_a_record_that_cannot_be_read_is_lost_and_stops_nobody(tmp_path: Path, what: str) -> None:
     path = tmp_path / "record"
     path.write_bytes(DAMAGED[what])
-    record = Record(path)
-    assert (record.term, record.memory) == (1, [])
+    record = CoordinatorLog(path)
+    assert (record.term, record.entries) == (1, [])
     assert record.damage.startswith("record cannot be read: ")
     record.append([JOINED])
-    heir = Record(path)
-    assert (heir.term, heir.memory, heir.damage) == (2, [JOINED], "")
+    successor = CoordinatorLog(path)
+    assert (successor.term, successor.entries, successor.damage) == (2, [JOINED], "")
+
+
+def test_a_log_of_another_format_is_lost_and_its_format_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    path.write_bytes(b'{"term":3}\n' + WHOLE)
+    assert CoordinatorLog(path).damage.endswith(
+        "it is of format 1, and this version of chaoskit reads format 2"
+    )
+    assert not CoordinatorLog(path).damage, "it was replaced"
 
 
 @settings(deadline=None)  # files and directories are synced
@@ -380,19 +408,21 @@ def test_no_content_at_all_stops_a_coordinator(
 ) -> None:
     path = tmp_path_factory.mktemp("run") / "record"
     path.write_bytes(HEADER + WHOLE + noise if tail else noise)
-    record = Record(path)
-    assert record.damage or (record.term, record.memory) == (4, [JOINED])
-    assert not Record(path).damage
+    record = CoordinatorLog(path)
+    assert record.damage or (record.term, record.entries) == (4, [JOINED])
+    assert not CoordinatorLog(path).damage
 
 
 @pytest.mark.parametrize("kept", range(len(HEADER), len(HEADER + WHOLE * 2)))
 def test_a_last_line_that_is_torn_is_no_damage(tmp_path: Path, kept: int) -> None:
-    """Its writer ended in the middle of it; nothing of what it says was carried out."""
+    """A torn last line is dropped: its coordinator ended while it wrote, and carried out nothing of
+    it.
+    """
     path = tmp_path / "record"
     path.write_bytes((HEADER + WHOLE * 2)[:kept])
-    record = Record(path)
+    record = CoordinatorLog(path)
     assert (record.term, record.damage) == (4, "")
-    assert record.memory == [JOINED] * ((kept - len(HEADER) + 1) // len(WHOLE))
+    assert record.entries == [JOINED] * ((kept - len(HEADER) + 1) // len(WHOLE))
 
 
 @pytest.mark.parametrize("what", ["directory", "loop"])
@@ -402,22 +432,22 @@ def test_whatever_lies_in_the_place_of_the_record(tmp_path: Path, what: str) -> 
         (path / "inside").mkdir(parents=True)
     else:
         path.symlink_to(path)
-    record = Record(path)
-    assert (record.term, record.memory) == (1, [])
+    record = CoordinatorLog(path)
+    assert (record.term, record.entries) == (1, [])
     assert record.damage
     record.append([JOINED])
-    assert Record(path).memory == [JOINED]
+    assert CoordinatorLog(path).entries == [JOINED]
 
 
 FULL_FOR_A_WHILE = """
 import resource, sys
 from pathlib import Path
 from chaoskit.coordinator.membership import events
-from chaoskit.coordinator.outputs import Remember
-from chaoskit.coordinator.log import Record
+from chaoskit.coordinator.outputs import LogEntry
+from chaoskit.coordinator.log import CoordinatorLog
 
-path, joined = Path(sys.argv[1]), [Remember(events.NodeJoined("node0"), 1.0)]
-record = Record(path)
+path, joined = Path(sys.argv[1]), [LogEntry(events.NodeJoined("node0"), 1.0)]
+record = CoordinatorLog(path)
 resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 9, resource.RLIM_INFINITY))
 try:
     record.append(joined)
@@ -428,22 +458,22 @@ except OSError:
 
 
 def test_what_is_written_after_a_write_that_failed_begins_a_line(tmp_path: Path) -> None:
-    """The disk was full, and then it was not: half a line in the middle would be damage."""
+    """The first write after a failed one begins a line: half a line in the middle would be damage."""
     path = tmp_path / "record"
     subprocess.run([sys.executable, "-c", FULL_FOR_A_WHILE, str(path)], check=True)
-    record = Record(path)
-    assert (record.memory, record.damage) == ([JOINED], "")
+    record = CoordinatorLog(path)
+    assert (record.entries, record.damage) == ([JOINED], "")
 
 
 def test_a_coordinator_whose_record_is_deleted_decides_nothing_more(tmp_path: Path) -> None:
-    record = Record(tmp_path / "record")
+    record = CoordinatorLog(tmp_path / "record")
     (tmp_path / "record").unlink()
     for act in (record.check, lambda: record.append([JOINED]), lambda: record.outbid(9)):
         with pytest.raises(Gone):
             act()
 
 
-# -- what a coordinator says of its record ------------------------------------------------------------------------
+# -- reports of a coordinator about its log --------------------------------------------------------
 
 COORDINATOR = """
 import asyncio, socket, sys
@@ -452,17 +482,17 @@ from chaoskit.wire import frames as wire
 from chaoskit.config import RunConfig
 from chaoskit.job import JobSpec
 from chaoskit.coordinator.server import Coordinator, CoordinatorSpec
-from chaoskit.coordinator.log import Record
+from chaoskit.coordinator.log import CoordinatorLog
 from chaoskit.wire.messages import AgentHello
 
 run, how = Path(sys.argv[1]), sys.argv[2]
-path = run / "coordinator.record"
-Record(path)
+path = run / "coordinator.wal"
+CoordinatorLog(path)
 if how == "damaged":
     path.write_bytes(b"nonsense")
 coordinator = Coordinator(CoordinatorSpec(RunConfig(job=JobSpec("job.py")), "token", str(run)))
 if how == "taken over":
-    Record(path)
+    CoordinatorLog(path)
 listener = socket.create_server(("127.0.0.1", 0))
 
 def attach():
@@ -475,8 +505,8 @@ async def live():
     await (serving if how == "alone" else asyncio.to_thread(attach))
 
 if how == "alone":
-    coordinator._alone_until_s = 0.0
-    coordinator._say_resumed, say = lambda: (say(), coordinator._ended.set()), coordinator._say_resumed
+    coordinator._reattach_until_s = 0.0
+    coordinator._report_takeover, say = lambda: (say(), coordinator._ended.set()), coordinator._report_takeover
 asyncio.run(live())
 """
 
@@ -487,67 +517,67 @@ asyncio.run(live())
         ("intact", "2", [2], []),
         ("alone", "", [2], []),
         ("taken over", "", [], []),
-        ("outbid", "8", [], ["it has seen term 7, the record tells of 1"]),
-        ("damaged", "1", [], ["coordinator.record cannot be read: it has no header"]),
+        ("outbid", "8", [], ["it has seen term 7, the log has 1"]),
+        ("damaged", "1", [], ["coordinator.wal cannot be read: it has no header"]),
     ],
 )
 def test_who_goes_on_says_so_and_who_cannot_does_not(
     tmp_path: Path, how: str, term: str, resumed: list[int], lost: list[str]
 ) -> None:
-    """A coordinator that is stale, or has nothing to go on from, has not resumed the run."""
+    """A coordinator reports that it resumed the run only if its log is current and was read."""
     command = [sys.executable, "-c", COORDINATOR, str(tmp_path), how]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
-    assert ended.stdout.strip() == term, ended.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    assert process.stdout.strip() == term, process.stderr
     records = read_journals(tmp_path / "journal")
     assert [record["term"] for record in records if record.event == Event.RESUMED] == resumed
     assert [record["detail"] for record in records if record.event == Event.RECORD_LOST] == lost
-    assert ("term 2 is over" in ended.stderr) == (how == "taken over")
-    assert ("it counts as lost" in ended.stderr) == (how == "damaged")
+    assert ("term 2 is over" in process.stderr) == (how == "taken over")
+    assert ("starting with an empty log" in process.stderr) == (how == "damaged")
     lines = [
         line.partition(", generation")[0]
-        for line in ended.stderr.splitlines()
+        for line in process.stderr.splitlines()
         if "took over" in line
     ]
-    takeover = "this coordinator took over from the one before it: term 2"
+    takeover = "this coordinator took over from the previous one: term 2"
     assert lines == [takeover] * len(resumed), "the log of its pod says the same as the journal"
 
 
-# -- a real run ---------------------------------------------------------------------------------------------------
+# -- a real run ------------------------------------------------------------------------------------
 
 
-class Arsonist:
-    """Deletes the record of the coordinator, once, after ``steps`` steps."""
+class LogDeleter:
+    """A watcher that deletes the log of the coordinator, once, after ``steps`` steps."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._pid = steps, 0
-        self.burnt = False
+        self.has_deleted = False
 
     def __call__(self, message: Any) -> None:
         match message:
             case Welcome(pid=pid):
                 self._pid = pid
-            case Heartbeat(_, beats) if not self.burnt and any(
+            case Heartbeat(_, beats) if not self.has_deleted and any(
                 beat.step >= self._steps for beat in beats
             ):
-                self.burnt = True
-                held = [
+                self.has_deleted = True
+                open_files = [
                     Path(os.readlink(fd))
                     for fd in Path(f"/proc/{self._pid}/fd").iterdir()
                     if fd.is_symlink()
                 ]
-                (record,) = [path for path in held if path.name == "coordinator.record"]
-                record.unlink()
+                (log,) = [path for path in open_files if path.name == "coordinator.wal"]
+                log.unlink()
 
 
 @pytest.mark.promise(
     "When a node has seen a generation, the run begins again from the newest sealed copies"
 )
 def test_a_run_whose_record_is_deleted_begins_again_from_its_copies(chaos: Chaos) -> None:
-    """All workers are given up, and fresh ones go on from the newest copies, under new names."""
-    arsonist, goal = Arsonist(steps=8), happened(chaos, Event.RESTORED, 2)
+    """All workers are given up, and new ones go on from the newest copies, under new names."""
+    deleter, goal = LogDeleter(steps=8), happened(chaos, Event.RESTORED, 2)
 
     def watch(message: Any) -> None:
-        arsonist(message)
+        deleter(message)
         goal(message)
 
     settings: dict[str, Any] = {
@@ -558,7 +588,7 @@ def test_a_run_whose_record_is_deleted_begins_again_from_its_copies(chaos: Chaos
         "deadline_s": 120.0,
     }
     outcome = chaos.run(PLAIN, watch=watch, until=goal.until, check=False, **settings)
-    assert arsonist.burnt
+    assert deleter.has_deleted
     problems = [
         check.name
         for check in outcome.checks

@@ -1,4 +1,4 @@
-"""Real jobs that lose every worker at once: the agents' memory brings the same training run back."""
+"""Real jobs that lose every worker at once go on from the agents' memory, as the same training run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from chaoskit.pytest_plugin import Chaos
 from chaoskit.runlog.history import History
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.vocabulary import Event, Verdict
-from chaoskit.wire.messages import EndJob, Heartbeat, Plan, Sealed, Snapshot, WorkerReady
+from chaoskit.wire.messages import EndJob, Heartbeat, OfferedSnapshot, Plan, Sealed, WorkerReady
 from faults import Kill, KillNode
 
 JOB = str(Path(__file__).parents[2] / "jobs" / "failing" / "doomed.py")
 STEPS = 20
 DEADLINE_S = 60.0
-TWINS = {"step_s", "frozen_mb"}  # options that say what is trained, not what ends it
+TWINS = {"step_s", "frozen_mb"}  # options of the training itself, not of its faults
 
 
 def run(chaos: Chaos, *, most_lost: float = 0, **plan: Any) -> Outcome:
-    """An experiment that must pass every check but the one that no loss is unplanned; its bits are the twin's."""
+    """Run an experiment that must pass every check except "no false alarm", with the losses and
+    weights of its twin.
+    """
     options = {"step_s": 0.01} | plan.pop("options", {})
     settings = {
         "nodes": 3,
@@ -47,13 +49,13 @@ def run(chaos: Chaos, *, most_lost: float = 0, **plan: Any) -> Outcome:
         if check.verdict != Verdict.PASSED and check.name != "no false alarm"
     ]
     assert not problems, outcome.directory
-    same = {
+    common = {
         "nodes": settings["nodes"],
         "shards": settings.get("shards", 0),
         "steps": len(outcome.steps),
     }
     twin = chaos.harness.twin(
-        plan_experiment(JOB, options={name: options[name] for name in TWINS & {*options}}, **same)
+        plan_experiment(JOB, options={name: options[name] for name in TWINS & {*options}}, **common)
     )
     assert [point.loss for point in outcome.steps] == twin.losses, outcome.directory
     assert outcome.weights_digest == twin.weights_digest, outcome.directory
@@ -61,18 +63,19 @@ def run(chaos: Chaos, *, most_lost: float = 0, **plan: Any) -> Outcome:
     return outcome
 
 
-def haunted(chaos: Chaos, tmp_path: Path, assassin: Assassin, **plan: Any) -> Outcome:
-    """The same, of a run that goes on until ``assassin`` is done."""
+def run_with_kills(chaos: Chaos, tmp_path: Path, killer: Killer, **plan: Any) -> Outcome:
+    """Run an experiment, as `run` does, that goes on until ``killer`` is done."""
 
     def is_done(message: Any) -> bool:
-        assassin(message)
-        return assassin.is_done
+        killer(message)
+        return killer.is_done
 
     flag = Flag(tmp_path / "done", is_done)
     return run(chaos, watch=flag, until=flag.until, **plan)
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
+    """Return the records of ``events`` from all journals of a run, by time."""
     return [
         record
         for record in read_journals(Path(outcome.directory) / "journal")
@@ -81,7 +84,7 @@ def journal(outcome: Outcome, *events: Event) -> list[Record]:
 
 
 def restored(outcome: Outcome) -> list[int]:
-    """Steps that were read from the agents' memory."""
+    """Return the steps of states that were read from the agents' memory."""
     return [
         record["step"]
         for record in journal(outcome, Event.RESTORED)
@@ -90,23 +93,25 @@ def restored(outcome: Outcome) -> list[int]:
 
 
 def repeated(outcome: Outcome) -> list[int]:
-    """Steps that were computed in more than one generation."""
-    found: dict[int, set[int]] = {}
+    """Return the steps that were computed in more than one generation."""
+    generations_of: dict[int, set[int]] = {}
     for record in journal(outcome, Event.COMMIT):
-        found.setdefault(record["step"], set()).add(record["generation"])
-    return [step for step, generations in found.items() if len(generations) > 1]
+        generations_of.setdefault(record["step"], set()).add(record["generation"])
+    return [step for step, generations in generations_of.items() if len(generations) > 1]
 
 
-class Assassin:
-    """Kills from outside what the messages of the coordinator tell it of."""
+class Killer:
+    """A watcher that kills all workers from outside, and records what the coordinator's messages
+    tell.
+    """
 
     def __init__(self) -> None:
         self.pids: dict[str, int] = {}
         self.plans: list[Plan] = []
-        self.sealed: list[Snapshot] = []
+        self.sealed: list[OfferedSnapshot] = []
         self.committed = 0
-        self.struck_after = 0  # so many plans
-        self.struck = False
+        self.plans_before = 0  # number of plans at that time
+        self.has_killed = False
         self.over = False
 
     def __call__(self, message: Any) -> None:
@@ -126,24 +131,29 @@ class Assassin:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is a plan that answers the kills."""
-        return self.struck and len(self.plans) > self.struck_after
+        """True if a plan was published after the kills."""
+        return self.has_killed and len(self.plans) > self.plans_before
 
     def act(self, message: Any) -> None:
-        """To be told what to do."""
-        if not self.struck and self.committed >= 5:
-            self.struck, self.struck_after = True, len(self.plans)
-            self.kill_everybody()
+        """Act on a message: kill all workers once, after step 5.
 
-    def kill_everybody(self) -> None:
-        """All workers, the spares too, one right after the other."""
+        Subclasses extend or replace this.
+        """
+        if not self.has_killed and self.committed >= 5:
+            self.has_killed, self.plans_before = True, len(self.plans)
+            self.kill_all_workers()
+
+    def kill_all_workers(self) -> None:
+        """Kill all workers, spares included, in quick succession."""
         for pid in self.pids.values():
             if not is_ending(pid):
                 os.kill(pid, signal.SIGKILL)
 
 
 def torn(tmp_path: Path, ranks: int, *steps: int) -> dict[str, Any]:
-    """Options with which so many ranks end in the middle of the update of each of ``steps``."""
+    """Return options of a job in which ``ranks`` ranks end in the middle of the update of each of
+    ``steps``.
+    """
     return {
         "fatal": {str(step): list(range(ranks)) for step in steps},
         "marker": str(tmp_path / "ended"),
@@ -151,16 +161,18 @@ def torn(tmp_path: Path, ranks: int, *steps: int) -> dict[str, Any]:
 
 
 def one_ahead(tmp_path: Path) -> dict[str, Any]:
-    """Options with which ranks 1 and 2 end in the update of step 7, when rank 0 has committed it."""
+    """Return options of a job in which ranks 1 and 2 end in the update of step 7 when rank 0 has
+    committed it.
+    """
     return {"fatal": {"7": [1, 2]}, "marker": str(tmp_path / "ended"), "ahead": 0}
 
 
 def ended(tmp_path: Path) -> set[str]:
-    """Step and rank of each worker that has ended itself."""
+    """Return step and rank of each worker that has ended itself."""
     return {path.name.removeprefix("ended.") for path in tmp_path.glob("ended.[0-9]*")}
 
 
-# -- at every moment ----------------------------------------------------------------------------------------------
+# -- at every moment -------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("also copy committed states into one of two slots", where="torn", nodes=3)
@@ -174,7 +186,10 @@ def ended(tmp_path: Path) -> set[str]:
 def test_every_rank_ends_at_once(
     chaos: Chaos, tmp_path: Path, where: str, nodes: int, spares: int
 ) -> None:
-    """With ``torn`` no arena is of use: the copies are."""
+    """A run in which all ranks end in step 7 goes on from step 7.
+
+    With ``torn`` the arenas are unusable, and the copies are read.
+    """
     options = torn(tmp_path, nodes, 7) | {"where": where}
     outcome = run(chaos, nodes=nodes, spares=spares, options=options)
     assert set(restored(outcome)) == {7}, outcome.directory
@@ -193,13 +208,15 @@ def test_every_rank_is_killed_before_the_reduction(chaos: Chaos) -> None:
 
 
 def test_it_happens_twice(chaos: Chaos, tmp_path: Path) -> None:
-    """The second time the copies are those of the workers that were restored from the first ones."""
+    """The second restore reads copies of workers that were restored themselves."""
     outcome = run(chaos, options=torn(tmp_path, 3, 6, 7))
     assert set(restored(outcome)) == {6, 7}, outcome.directory
 
 
 def test_some_are_a_step_ahead(chaos: Chaos, tmp_path: Path) -> None:
-    """A rank has committed the step in which all others tore their state: the newest copy is its arena."""
+    """The newest state is the arena of a rank that committed a step in which all others tore their
+    state.
+    """
     faults = [Kill(rank=0, at_step=8)]
     outcome = run(chaos, spares=0, options=one_ahead(tmp_path), faults=faults, memory_copies=0)
     assert ended(tmp_path) == {"7.1", "7.2"}
@@ -211,8 +228,8 @@ def test_some_are_a_step_ahead(chaos: Chaos, tmp_path: Path) -> None:
 def test_every_process_that_has_torch_is_killed(
     chaos: Chaos, tmp_path: Path, transport: str
 ) -> None:
-    """Spares as well, at any moment."""
-    outcome = haunted(chaos, tmp_path, Assassin(), transport=transport)
+    """All workers are killed at any moment, spares included, and no more than one step is repeated."""
+    outcome = run_with_kills(chaos, tmp_path, Killer(), transport=transport)
     assert len(repeated(outcome)) <= 1, outcome.directory
     assert len(set(restored(outcome))) == 1, outcome.directory
     transports = {record["transport"] for record in journal(outcome, Event.RESTORED)}
@@ -220,7 +237,7 @@ def test_every_process_that_has_torch_is_killed(
 
 
 def test_in_the_last_step(chaos: Chaos, tmp_path: Path) -> None:
-    """All ranks end in the last update; it is repeated from the copies of the state before."""
+    """All ranks end in the last update, which is repeated from the copies of the state before."""
     outcome = run(chaos, options=torn(tmp_path, 3, STEPS - 1))
     assert ended(tmp_path) == {f"{STEPS - 1}.{rank}" for rank in range(3)}
     assert set(restored(outcome)) == {STEPS - 1}, outcome.directory
@@ -228,23 +245,23 @@ def test_in_the_last_step(chaos: Chaos, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spares", [0, 1])
 def test_in_the_first_step(chaos: Chaos, tmp_path: Path, spares: int) -> None:
-    """Nothing is committed yet, and the first update is torn: the spare and new workers have the initial state."""
+    """The spare and new workers begin with the initial state if the first update is torn."""
     outcome = run(chaos, spares=spares, options=torn(tmp_path, 3, 0))
     assert ended(tmp_path) == {f"0.{rank}" for rank in range(3)}
     assert restored(outcome) == [], outcome.directory
 
 
-# -- more is lost than the workers ---------------------------------------------------------------------------------
+# -- agents and workers are lost -------------------------------------------------------------------
 
 
-class NodeKiller(Assassin):
-    """All workers and one agent, on whose node the first copy is kept."""
+class NodeKiller(Killer):
+    """A watcher that kills all workers and the agent of the node that keeps the first copy."""
 
-    def kill_everybody(self) -> None:
+    def kill_all_workers(self) -> None:
         first = next(member for member in self.plans[-1].members if member.rank == 0)
-        zygote = _parent(first.endpoint.pid)
-        agent = _parent(zygote)
-        super().kill_everybody()
+        fork_server = _parent(first.endpoint.pid)
+        agent = _parent(fork_server)
+        super().kill_all_workers()
         os.kill(agent, signal.SIGKILL)
 
 
@@ -253,10 +270,13 @@ def _parent(pid: int) -> int:
 
 
 def test_an_agent_is_lost_as_well(chaos: Chaos, tmp_path: Path) -> None:
-    """The state comes from the memory of another node, never from that of the node that is lost."""
+    """The state comes from the memory of another node, never from that of the lost node.
+
+    Two nodes keep copies: the kills may land in the update of every rank that is left.
+    """
     killer = NodeKiller()
-    outcome = haunted(chaos, tmp_path, killer, nodes=3)
-    assert killer.struck
+    outcome = run_with_kills(chaos, tmp_path, killer, nodes=3, memory_copies=2)
+    assert killer.has_killed
     (lost,) = {record["node"] for record in journal(outcome, Event.NODE_LOST)}
     sources = {record["source"] for record in journal(outcome, Event.RESTORED)}
     assert f"memory of {lost}" not in sources, outcome.directory
@@ -264,20 +284,21 @@ def test_an_agent_is_lost_as_well(chaos: Chaos, tmp_path: Path) -> None:
     assert len(repeated(outcome)) <= 1, outcome.directory
 
 
-# -- what must not be trusted --------------------------------------------------------------------------------------
+# -- damaged copies --------------------------------------------------------------------------------
 
 
-class Vandal(Assassin):
-    """Changes one byte of the copies that are offered: of all, or of those of one node.
+class CopyDamager(Killer):
+    """A watcher that changes one byte of the sealed copies.
 
     Args:
-        kills: all workers, after some steps.
+        node: the node with the damaged copies; all nodes if empty.
+        kills: also kill all workers, after some steps.
     """
 
     def __init__(self, node: str = "", *, kills: bool = True) -> None:
         super().__init__()
         self.node = node
-        self.struck = not kills
+        self.has_killed = not kills
 
     def act(self, message: Any) -> None:
         if isinstance(message, Sealed):
@@ -286,21 +307,23 @@ class Vandal(Assassin):
                     path = f"/proc/{snapshot.endpoint.pid}/fd/{snapshot.endpoint.arena_fd}"
                     with Path(path).open("r+b", buffering=0) as memory:
                         memory.seek(DATA_OFFSET + 5)
-                        value = memory.read(1)[0]
+                        byte = memory.read(1)[0]
                         memory.seek(DATA_OFFSET + 5)
-                        memory.write(bytes([value ^ 1]))
+                        memory.write(bytes([byte ^ 1]))
         super().act(message)
 
 
 def test_a_copy_with_one_wrong_bit_is_never_loaded(chaos: Chaos, tmp_path: Path) -> None:
-    """The newest copy, of the rank that was ahead, is tried first and set aside; the step before is restored."""
+    """The newest copy, that of the rank ahead, fails its check and is quarantined; the step before
+    is restored.
+    """
     plan = {
         "spares": 0,
         "faults": [Kill(rank=0, at_step=8)],
         "options": one_ahead(tmp_path),
         "memory_copies": 2,
     }
-    outcome = run(chaos, watch=Vandal("node0", kills=False), **plan)
+    outcome = run(chaos, watch=CopyDamager("node0", kills=False), **plan)
     assert {record["source"] for record in journal(outcome, Event.QUARANTINED)} == {
         "memory of node0"
     }
@@ -312,7 +335,7 @@ def test_a_copy_with_one_wrong_bit_is_never_loaded(chaos: Chaos, tmp_path: Path)
 
 @pytest.mark.promise("the loss of every rank that has the state together with every copy of it")
 def test_nothing_but_wrong_copies(chaos: Chaos, tmp_path: Path) -> None:
-    """All are tried, none is loaded, and the run ends with the reason."""
+    """All copies are tried, none is loaded, and the run ends with the reason."""
     plan: dict[str, Any] = {
         "nodes": 2,
         "spares": 0,
@@ -320,11 +343,11 @@ def test_nothing_but_wrong_copies(chaos: Chaos, tmp_path: Path) -> None:
         "until": {"file": str(tmp_path / "never")},
     }
     plan |= {"options": {"step_s": 0.01}, "deadline_s": DEADLINE_S}
-    outcome = chaos.run(JOB, twin=False, check=False, watch=Vandal(), **plan)
+    outcome = chaos.run(JOB, twin=False, check=False, watch=CopyDamager(), **plan)
     reasons = (
         "every replica was lost",
         "could not be read from any rank that has it",
-    )  # whichever is found first
+    )  # the first to be noticed
     assert any(reason in outcome.reasons[0] for reason in reasons), outcome.directory
     assert journal(outcome, Event.QUARANTINED)
     assert not journal(outcome, Event.RESTORED)
@@ -340,31 +363,34 @@ def test_without_copies_torn_arenas_are_the_end(chaos: Chaos, tmp_path: Path) ->
 
 
 def test_without_copies_whole_arenas_are_enough(chaos: Chaos, tmp_path: Path) -> None:
-    """Without a spare, which might copy the state of a rank that has not been killed yet."""
+    """The state is read from arenas alone.
+
+    There is no spare, which might copy the state of a rank that has not been killed yet.
+    """
     outcome = run(
         chaos, options=torn(tmp_path, 3, 7) | {"where": "forward"}, memory_copies=0, spares=0
     )
     assert set(restored(outcome)) == {7}, outcome.directory
 
 
-# -- copies that can be afforded -----------------------------------------------------------------------------------
+# -- affordable copies -----------------------------------------------------------------------------
 
-HEAVY = {"step_s": 0.002, "frozen_mb": 48}  # a copy costs a hundredth of ten steps or more
+HEAVY = {"step_s": 0.002, "frozen_mb": 48}  # makes a copy cost at least a hundredth of ten steps
 AFFORDABLE: dict[str, Any] = {"copies": "affordable", "steps": 40}
 
 
 def interval_at(outcome: Outcome, generation: int) -> int:
-    """One of so many commits was copied at the end of ``generation``."""
-    told = [
+    """Return the copy interval, in commits, at the end of ``generation``."""
+    records = [
         record
         for record in journal(outcome, Event.COPY_INTERVAL)
         if record["generation"] == generation
     ]
-    return int(told[-1]["every"])
+    return int(records[-1]["every"])
 
 
 def torn_at(outcome: Outcome) -> list[int]:
-    """Steps that each rank had committed which has ended in its update."""
+    """Return the committed steps of the ranks that ended in an update."""
     return [record["step"] for record in journal(outcome, Event.TORN)]
 
 
@@ -392,7 +418,7 @@ def test_every_rank_ends_in_one_update(
 )
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_every_rank_ends_outside_an_update(chaos: Chaos, tmp_path: Path, where: str) -> None:
-    """No step is lost, however old the newest copy is: what the workers have left is whole."""
+    """No step is lost, however old the newest copy is: the arenas of the workers are whole."""
     options = torn(tmp_path, 3, 24) | HEAVY | {"where": where}
     outcome = run(chaos, spares=0, options=options, **AFFORDABLE)
     assert interval_at(outcome, 1) > 1
@@ -401,7 +427,7 @@ def test_every_rank_ends_outside_an_update(chaos: Chaos, tmp_path: Path, where: 
 
 
 def test_one_rank_ends_in_its_update(chaos: Chaos, tmp_path: Path) -> None:
-    """No step is lost: the others have the state."""
+    """No step is lost, because the other ranks have the state."""
     options = torn(tmp_path, 1, 24) | HEAVY
     outcome = run(chaos, options=options, **AFFORDABLE)
     assert torn_at(outcome) == [24]
@@ -421,7 +447,10 @@ def test_a_world_of_one_rank_is_copied_in_each_step(chaos: Chaos, tmp_path: Path
 def test_steps_that_a_whole_state_would_have_saved_count_as_lost(
     chaos: Chaos, tmp_path: Path
 ) -> None:
-    """Ranks 1 and 2 end in their update. Rank 0 has left it, and is lost with its node: no copy excuses that."""
+    """Steps are lost if the only rank with a whole state is lost with its node.
+
+    Ranks 1 and 2 end in their update, and rank 0 has left it: no torn state excuses the old copy.
+    """
     options = {"fatal": {"5": [1, 2]}, "marker": str(tmp_path / "ended"), "ahead": 0} | HEAVY
     plan = {
         "nodes": 3,
@@ -439,11 +468,14 @@ def test_steps_that_a_whole_state_would_have_saved_count_as_lost(
     assert "committed steps kept" in failed
 
 
-# -- while nobody dies ---------------------------------------------------------------------------------------------
+# -- without a loss --------------------------------------------------------------------------------
 
 
-class Descriptors(Assassin):
-    """Counts the memory files of the keepers while training goes on, some times after all were there."""
+class Descriptors(Killer):
+    """A watcher that counts the memory files of the keepers while training goes on.
+
+    It is done after the highest count was seen several times.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -475,15 +507,15 @@ class Descriptors(Assassin):
 
 def test_two_nodes_keep_two_slots_each(chaos: Chaos, tmp_path: Path) -> None:
     watch = Descriptors()
-    haunted(chaos, tmp_path, watch, spares=0, memory_copies=2)
+    run_with_kills(chaos, tmp_path, watch, spares=0, memory_copies=2)
     assert max(watch.counts) == 4, watch.counts
 
 
-# -- steps that were trained twice ---------------------------------------------------------------------------------
+# -- steps that were trained twice -----------------------------------------------------------------
 
 
 def _commits(*lines: tuple[str, int, int]) -> list[Record]:
-    """``lines``: worker, step and generation of each commit."""
+    """Return COMMIT records; each line gives worker, step and generation."""
     return [
         Record(
             t_ns,
@@ -496,7 +528,7 @@ def _commits(*lines: tuple[str, int, int]) -> list[Record]:
 
 
 def test_of_what_only_lost_ranks_had_committed_the_last_step_was_in_flight() -> None:
-    """Whoever begins with a copy that is older than that has lost steps."""
+    """A world that begins with a copy older than the step in flight has lost steps."""
     first = [("a", 0, 1), ("a", 1, 1), ("a", 2, 1)]
     assert History(_commits(*first, ("b", 3, 2))).repeated_steps() == 0
     assert History(_commits(*first, ("b", 2, 2), ("b", 3, 2))).repeated_steps() == 0

@@ -1,4 +1,6 @@
-"""A run that came back counts as recovered, whatever else failed it; the result of the test stands beside that."""
+"""A run that recovered counts as recovered, whatever else failed; the result of its test is a
+number of its own.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,14 @@ def outcome(
     seconds: float = 0.5,
     test: str = "",
 ) -> Outcome:
-    """An outcome of a run with one fault; ``recovered`` is the verdict of that check, None where it is left out."""
+    """Return the outcome of a run with one fault.
+
+    Args:
+        recovered: verdict of the check of recovery; None leaves the check out.
+    """
     checks = [Check(name=COMPLETED, verdict=completed, detail="")]
     checks += [] if recovered is None else [Check(name=RECOVERED, verdict=recovered, detail="")]
-    way_back = Recovery(
+    recovery = Recovery(
         cause="rank 1: killed",
         fault=KILL,
         injected_s=1.0,
@@ -73,7 +79,7 @@ def outcome(
         reasons=[] if verdict is Verdict.PASSED else ["losses equal the twin's: they differ"],
         steps=[],
         faults=[FaultRecord(fault=KILL, kind="Kill")],
-        recoveries=[way_back] if recovered is Verdict.PASSED else [],
+        recoveries=[recovery] if recovered is Verdict.PASSED else [],
         checks=checks,
         ledger=Ledger(steps=0, samples=0),
         lost_steps=0,
@@ -81,7 +87,7 @@ def outcome(
     )
 
 
-# -- one run ------------------------------------------------------------------------------------------------------
+# -- one run ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,10 @@ def test_a_run_recovered_if_its_checks_of_recovery_passed(
     ids=["too slow", "not the twin's"],
 )
 def test_a_run_has_not_recovered_if_assert_recovered_says_so(limits: dict[str, Any]) -> None:
-    """The test has said what it takes for recovered. The run came back: what it took is measured all the same."""
+    """A run that misses the limits of `assert_recovered` has not recovered.
+
+    It came back all the same, so its recovery time is measured.
+    """
     run = outcome(seconds=0.5)
     with suppress(AssertionError):
         run.assert_recovered(**limits)
@@ -141,7 +150,9 @@ def test_a_run_has_not_recovered_if_assert_recovered_says_so(limits: dict[str, A
 
 
 def test_a_history_counts_the_same_recoveries_as_a_report(tmp_path: Path) -> None:
-    """The run failed for another reason, and its test wants it sooner: it came back all the same."""
+    """A run counts as a recovery although it failed for another reason and its test wants it
+    sooner.
+    """
     runs = [
         outcome(Verdict.FAILED, seconds=0.5),
         outcome(Verdict.FAILED, Verdict.FAILED),
@@ -168,7 +179,7 @@ def test_an_assertion_of_the_test_about_something_else_says_nothing_of_recovery(
     assert (measured["recovered"].value, measured["passed"].value) == (1.0, 0.0)
 
 
-# -- report and summary -------------------------------------------------------------------------------------------
+# -- report and summary ----------------------------------------------------------------------------
 
 
 def test_the_probability_counts_recoveries_and_failures_stand_beside_it() -> None:
@@ -192,39 +203,45 @@ def test_the_probability_counts_recoveries_and_failures_stand_beside_it() -> Non
     assert recovery_sentence(total).endswith("; 3 failed; 1 unknown")
 
 
-# -- history and SLAs ---------------------------------------------------------------------------------------------
+# -- history and SLAs ------------------------------------------------------------------------------
 
 
-def failed_otherwise(**more: Any) -> RunRecord:
-    """A record of a run that recovered, and failed for a reason that is counted nowhere else."""
-    made: RunRecord = recorded(verdict=Verdict.FAILED, **more)
-    made.metrics["recovered"] = Metric(1.0, "count", "higher")
-    made.metrics["passed"] = Metric(0.0, "count", "higher")
-    return made
+def failed_otherwise(**changes: Any) -> RunRecord:
+    """Return the record of a run that recovered, and failed for a reason that no other metric
+    counts.
+    """
+    record: RunRecord = recorded(verdict=Verdict.FAILED, **changes)
+    record.metrics["recovered"] = Metric(1.0, "count", "higher")
+    record.metrics["passed"] = Metric(0.0, "count", "higher")
+    return record
 
 
 def test_a_run_that_fails_for_another_reason_than_before_is_worse_once() -> None:
     before = [recorded() for _ in range(6)]
-    found = compare(before, [*before[:5], failed_otherwise()])
-    worse = [one for one in found.findings if one.change is NumberChange.REGRESSED]
-    assert [one.metric for one in worse] == ["passed"]
-    recovered = next(one for one in found.findings if one.metric == "recovered")
+    comparison = compare(before, [*before[:5], failed_otherwise()])
+    worse = [finding for finding in comparison.findings if finding.change is NumberChange.REGRESSED]
+    assert [finding.metric for finding in worse] == ["passed"]
+    recovered = next(finding for finding in comparison.findings if finding.metric == "recovered")
     assert recovered.change is NumberChange.UNCHANGED
 
 
 @pytest.mark.parametrize("missed", [{"losses_equal": 0}, {"false_alarms": 1}], ids=str)
 def test_a_reason_that_is_counted_by_itself_is_worse_once(missed: dict[str, int]) -> None:
     before = [recorded() for _ in range(6)]
-    found = compare(before, [*before[:5], failed_otherwise(**missed)])
-    worse = [one.metric for one in found.findings if one.change is NumberChange.REGRESSED]
+    comparison = compare(before, [*before[:5], failed_otherwise(**missed)])
+    worse = [
+        finding.metric
+        for finding in comparison.findings
+        if finding.change is NumberChange.REGRESSED
+    ]
     assert worse == [*missed]
 
 
 def test_records_without_a_result_are_compared_by_their_verdict() -> None:
-    """Records of earlier versions count a run that failed as not recovered."""
+    """Records of earlier versions count a failed run as not recovered."""
     old = [recorded() for _ in range(6)]
-    found = compare(old, [*old[:5], failed_otherwise()])
-    assert found.is_regressed
+    comparison = compare(old, [*old[:5], failed_otherwise()])
+    assert comparison.is_regressed
     was_failed = [recorded(verdict=Verdict.FAILED) for _ in range(6)]
     assert not compare(was_failed, was_failed).is_regressed
 
@@ -248,13 +265,15 @@ def test_lines_of_an_sla_count_recoveries_and_results() -> None:
     )
 
 
-# -- a session ----------------------------------------------------------------------------------------------------
+# -- a session -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.costly
 def test_a_session_tells_recoveries_and_results_apart(pytester: pytest.Pytester) -> None:
-    """One run recovers and differs from its twin; one recovers, and its test wants it sooner."""
+    """A session counts a run that differs from its twin, and a run that its test wants sooner, as
+    recovered and failed.
+    """
     pytester.makeini("[pytest]\nchaos_detection = relaxed\n")
     pytester.makepyfile(
         test_session=f"""
@@ -278,12 +297,12 @@ def test_a_session_tells_recoveries_and_results_apart(pytester: pytest.Pytester)
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["recovered in 2 of 3 runs: 66.67 %*; 2 failed"])
     runs = {run.title.partition("::")[2]: run for run in read(str(pytester.path / "history")).runs}
-    told = {
+    values = {
         name: (run.metrics["recovered"].value, run.metrics["passed"].value)
         for name, run in runs.items()
     }
-    assert told == {"test_differs": (1.0, 0.0), "test_slow": (0.0, 0.0), "test_good": (1.0, 1.0)}
+    assert values == {"test_differs": (1.0, 0.0), "test_slow": (0.0, 0.0), "test_good": (1.0, 1.0)}
     assert [name for name, run in runs.items() if run.test_failed] == ["test_slow"]
     listed = pytester.run("chaoskit", "history", "list", "history", "--json")
-    by_test = {one["title"].partition("::")[2]: one for one in json.loads(listed.stdout.str())}
+    by_test = {line["title"].partition("::")[2]: line for line in json.loads(listed.stdout.str())}
     assert (by_test["test_differs"]["recovered"], by_test["test_differs"]["passed"]) == (1, 0)

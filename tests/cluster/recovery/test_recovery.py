@@ -1,4 +1,6 @@
-"""Real jobs, really broken: whatever happens to the others, a rank that lives finishes the same training run."""
+"""A rank that survives the faults of other ranks finishes the same training run: tests with real
+jobs and real faults.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,18 @@ from faults import Fault, Hang, Kill, NaN, Raise, Straggle
 
 JOBS = "../../jobs/failing/troubled.py"
 PLAIN = f"{JOBS}:plain"
-WEIGHT, LAST = "0.weight", "3.weight"  # of the jobs' model
+WEIGHT, LAST = "0.weight", "3.weight"  # parameters of the jobs' model
 DEADLINE_S = 60.0
 
 
 def run(chaos: Chaos, job: str = PLAIN, **plan: Any) -> Outcome:
-    """An experiment that must pass, small enough to be one of many."""
+    """Run an experiment that must pass, small enough to be one of many."""
     settings = {"nodes": 3, "spares": 1, "steps": 20, "deadline_s": DEADLINE_S} | plan
     return chaos.run(job, **settings)
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    """The records of these events, in order of time."""
+    """Return the records of ``events`` from all journals of a run, by time."""
     return [
         record
         for record in read_journals(Path(outcome.directory) / "journal")
@@ -45,14 +47,19 @@ def journal(outcome: Outcome, *events: Event) -> list[Record]:
 
 
 def worlds(outcome: Outcome) -> list[int]:
-    """How many ranks committed each step."""
+    """Return the number of ranks that committed each step."""
     return [point.world for point in outcome.steps]
 
 
-class Assassin:
-    """Kills from outside, where no trigger stops anybody; shown every message of the coordinator."""
+class Killer:
+    """A watcher that kills workers from outside of their triggers, on any message of the
+    coordinator.
 
-    def __init__(self, act: Callable[[Assassin, Any], None]) -> None:
+    Args:
+        act: called with the killer and each message until the job ends; it may call `kill`.
+    """
+
+    def __init__(self, act: Callable[[Killer, Any], None]) -> None:
         self._act = act
         self.pids: dict[str, int] = {}
         self.plans: list[Plan] = []
@@ -75,37 +82,41 @@ class Assassin:
 
     @property
     def alive(self) -> list[str]:
-        """Members of the last plan whose processes live, by rank."""
+        """The members of the last plan with living processes, by rank."""
         members = [member.worker for member in self.plans[-1].members] if self.plans else []
         return [
             name for name in members if name not in self.victims and not is_ending(self.pids[name])
         ]
 
     def kill(self, *workers: str) -> None:
-        """SIGKILL these workers. All stand still first: the last one serves no state when the first one is gone."""
+        """Send SIGKILL to ``workers``, all of which are stopped first.
+
+        Otherwise the last worker could still serve its state after the first one is gone.
+        """
         for worker in workers:
             os.kill(self.pids[worker], signal.SIGSTOP)
         for worker in workers:
-            with contextlib.suppress(ProcessLookupError):  # its agent ends a rank that is stopped
+            with contextlib.suppress(ProcessLookupError):  # its agent may have ended a stopped rank
                 os.kill(self.pids[worker], signal.SIGKILL)
         self.victims += workers
 
 
-Act = Callable[[Assassin, Any], None]
+Act = Callable[[Killer, Any], None]
 
 
-def assassinated(
-    chaos: Chaos, act: Act, goal: Callable[[Assassin], bool], **plan: Any
-) -> tuple[Outcome, Assassin]:
-    """A run that ``act`` may kill at any moment, and that goes on until ``goal`` holds.
+def run_with_kills(
+    chaos: Chaos, act: Act, reached: Callable[[Killer], bool], **plan: Any
+) -> tuple[Outcome, Killer]:
+    """Run a job in which ``act`` may kill workers at any moment, and which goes on until ``reached``
+    is True.
 
-    It must pass every check but the one that no loss was unplanned.
+    The run must pass every check except "no false alarm": these kills are not planned faults.
     """
-    assassin = Assassin(act)
+    killer = Killer(act)
 
     def is_reached(message: Any) -> bool:
-        assassin(message)
-        return goal(assassin)
+        killer(message)
+        return reached(killer)
 
     flag = Flag(
         Path(tempfile.mkdtemp(prefix="goal-", dir=chaos.harness.directory)) / "reached", is_reached
@@ -118,22 +129,28 @@ def assassinated(
         if check.verdict != Verdict.PASSED and check.name != "no false alarm"
     ]
     assert not problems, outcome.directory
-    return outcome, assassin
+    return outcome, killer
 
 
-def is_whole_again(assassin: Assassin, ranks: int) -> bool:
-    """Whether a world of so many ranks was planned after the kills, without the victims."""
-    members = {member.worker for member in assassin.plans[-1].members} if assassin.plans else set()
-    return bool(assassin.victims) and len(members) == ranks and members.isdisjoint(assassin.victims)
+def is_full_again(killer: Killer, ranks: int) -> bool:
+    """Return True if a world of ``ranks`` ranks was planned after the kills, without the killed
+    workers.
+    """
+    members = {member.worker for member in killer.plans[-1].members} if killer.plans else set()
+    return bool(killer.victims) and len(members) == ranks and members.isdisjoint(killer.victims)
 
 
-# -- where in a step ----------------------------------------------------------------------------------------------
+# -- where in a step -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 @pytest.mark.parametrize("phase", ["forward", "backward", "reduce", "optimizer"])
 def test_a_kill_in_any_phase(chaos: Chaos, phase: str, reduction: str) -> None:
-    """In the optimizer's phase some ranks have committed and others have not: these adopt."""
+    """A run survives a kill in each phase of a step.
+
+    In the optimizer's phase some ranks have committed the step, and the others take the committed
+    state over.
+    """
     transport = "tcp" if phase in ("forward", "optimizer") else "auto"
     faults = [Kill(rank=1, at_step=7, phase=phase)]
     run(chaos, faults=faults, reduction=reduction, transport=transport, shards=8, buckets=2)
@@ -142,12 +159,16 @@ def test_a_kill_in_any_phase(chaos: Chaos, phase: str, reduction: str) -> None:
 @pytest.mark.parametrize("phase", ["reduce", "optimizer"])
 @pytest.mark.parametrize("spares", [0, 2])
 def test_a_kill_in_the_last_step(chaos: Chaos, phase: str, spares: int) -> None:
-    """A joiner that finds the last step committed ends; it does not wait for a step that nobody takes."""
+    """A newcomer that finds the last step committed ends; it does not wait for a step that no rank
+    takes.
+    """
     run(chaos, spares=spares, faults=[Kill(rank=0, at_step=19, phase=phase)])
 
 
 def test_whoever_is_behind_at_the_end_was_not_cut_short(chaos: Chaos) -> None:
-    """One rank commits the last step and returns, one is late and one is replaced: both take its state over."""
+    """A late rank and a replacement take over the state of the rank that committed the last step
+    and returned.
+    """
     faults = [
         Straggle(rank=2, at_step=19, delay_ms=300.0, steps=1),
         Kill(rank=0, at_step=19, phase="optimizer"),
@@ -170,7 +191,10 @@ def test_two_kills_in_one_step(chaos: Chaos) -> None:
     "survivors keep their rank where they can, and it grows again at a step boundary when a replacement is warm"
 )
 def test_down_to_two_and_up_again_is_bit_equal(chaos: Chaos) -> None:
-    """4 -> 3 -> 2 -> 4 ranks without a spare: replacements are started, and join at a step boundary."""
+    """A world without spares goes from 4 ranks to 2 and back to 4, with the losses of its twin.
+
+    Replacements are started, and join at a step boundary.
+    """
     kills = [Kill(rank=3, at_step=5), Kill(rank=1, at_step=6)]
     outcome = run(chaos, nodes=4, spares=0, shards=6, until={"world": 4}, faults=kills)
     assert min(worlds(outcome)) <= 3
@@ -178,12 +202,12 @@ def test_down_to_two_and_up_again_is_bit_equal(chaos: Chaos) -> None:
     outcome.assert_same_losses_as_twin()
 
 
-# -- hangs --------------------------------------------------------------------------------------------------------
+# -- hangs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["stop", "gil", "spin"])
 def test_a_hang_while_another_rank_dies(chaos: Chaos, how: str) -> None:
-    """The rank that hangs stays in the old generation: it must be missed there."""
+    """A rank that hangs stays in the old generation, and its absence from the new one is noticed."""
     faults: list[Fault] = [
         Hang(rank=1, at_step=8, phase="backward", how=how),
         Kill(rank=2, at_step=8, phase="reduce"),
@@ -196,21 +220,25 @@ def test_a_hang_while_another_rank_dies(chaos: Chaos, how: str) -> None:
 )
 @pytest.mark.parametrize("how", ["gil", "spin"])
 def test_a_hang_that_looks_like_waiting(chaos: Chaos, how: str) -> None:
-    """Everybody waits in the reduction, one of them for nothing: it is found when it does not follow a new plan."""
+    """A rank that hangs in the reduction, where all others wait, is detected when it does not
+    follow a new plan.
+    """
     run(chaos, faults=[Hang(rank=1, at_step=8, phase="reduce", how=how)], options={"step_s": 0.05})
 
 
 def test_the_only_rank_hangs_while_a_fresh_one_waits(chaos: Chaos) -> None:
-    """No rank is left that has the state: the run goes on with what the agents have in memory."""
+    """No rank is left that has the state: the run goes on from the copies in the agents' memory."""
     faults = [Kill(rank=1, at_step=12, phase="reduce"), Hang(rank=0, at_step=12, how="spin")]
     outcome = run(chaos, nodes=2, spares=0, faults=faults, options={"step_s": 0.05})
     assert [record["cause"] for record in journal(outcome, Event.DETECTED)] == ["exited", "hung"]
     restored = journal(outcome, Event.RESTORED)
-    assert {one["step"] for one in restored if one["source"].startswith("memory of ")} == {12}
+    assert {record["step"] for record in restored if record["source"].startswith("memory of ")} == {
+        12
+    }
     outcome.assert_same_losses_as_twin()
 
 
-# -- numbers ------------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("of a NaN it may, if the job's own code does not bear it", waits=False)
@@ -218,7 +246,9 @@ def test_the_only_rank_hangs_while_a_fresh_one_waits(chaos: Chaos) -> None:
 def test_a_job_that_does_not_bear_a_nan_is_no_false_alarm(
     chaos: Chaos, waits: bool, cause: str
 ) -> None:
-    """Its own code notices first, and its rank is lost for another reason than numbers."""
+    """The job's own code notices the NaN first, and its rank is lost for another reason than
+    numbers.
+    """
     fault = NaN(rank=1, at_step=8, parameter="weight", where="weight")
     outcome = run(
         chaos,
@@ -239,13 +269,17 @@ def test_a_rank_that_computes_nan_is_replaced(chaos: Chaos, where: str, sticky: 
 
 
 def test_two_poisoned_ranks_are_both_replaced(chaos: Chaos) -> None:
-    """In one plan: a newcomer must not take its state from the second one."""
+    """Both ranks are replaced in one plan: a newcomer must not take its state from the second of
+    them.
+    """
     faults = [NaN(rank=rank, at_step=6, parameter=LAST, where="weight") for rank in (0, 2)]
     run(chaos, nodes=4, spares=2, faults=faults)
 
 
 def test_a_poisoned_rank_cannot_judge(chaos: Chaos) -> None:
-    """With no innocent rank left the one with bad weights must not call the other's shard a bad batch."""
+    """A rank with bad weights must not call another rank's shard a bad batch if no healthy rank is
+    left.
+    """
     faults = [
         NaN(rank=0, at_step=6, parameter=LAST, where="weight"),
         NaN(rank=1, at_step=6, parameter=LAST, where="gradient"),
@@ -254,7 +288,7 @@ def test_a_poisoned_rank_cannot_judge(chaos: Chaos) -> None:
 
 
 def test_nan_on_every_rank_at_once_is_computed_again(chaos: Chaos) -> None:
-    """Nobody is innocent and the second attempt is finite: to replace everybody would lose the run."""
+    """The step is computed again and is finite: the run would be lost if all ranks were replaced."""
     job = f"{JOBS}:bad_at_first"
     outcome = run(chaos, job, options={"at_step": 5}, twin=False)
     assert {record["verdict"] for record in journal(outcome, Event.ATTRIBUTED)} == {"transient"}
@@ -271,7 +305,9 @@ def test_an_audit_is_interrupted_by_a_kill(chaos: Chaos) -> None:
 
 @pytest.mark.parametrize(("nodes", "shards"), [(1, 4), (2, 8), (3, 3)])
 def test_a_bad_batch_is_skipped_and_nobody_blamed(chaos: Chaos, nodes: int, shards: int) -> None:
-    """Of a folded sum all shards are suspects; only those that are bad anywhere are written down."""
+    """All shards of a folded sum are suspects, but only shards that are bad on their own are
+    reported.
+    """
     bad = {"4": [1], "5": [0, 2], "9": [1]}
     plan = {"nodes": nodes, "shards": shards, "options": {"bad": bad}}
     outcome = run(chaos, f"{JOBS}:bad_batches", **plan)
@@ -283,7 +319,9 @@ def test_a_bad_batch_is_skipped_and_nobody_blamed(chaos: Chaos, nodes: int, shar
 
 
 def test_ranks_of_different_age_agree_on_a_bad_batch(chaos: Chaos) -> None:
-    """A newcomer has not seen the audits before its time; and a kill falls into one."""
+    """A newcomer agrees with ranks that took part in earlier audits, and a kill falls into an
+    audit.
+    """
     faults = [Kill(rank=0, at_step=6), Kill(rank=2, at_step=9, phase="reduce")]
     options = {"bad": {"4": [1], "9": [1], "10": [0]}, "value": float("inf")}
     run(chaos, f"{JOBS}:bad_batches", spares=2, options=options, faults=faults)
@@ -299,13 +337,15 @@ def test_a_bad_batch_ends_the_run_if_it_shall(chaos: Chaos, policy: str, audits:
     opened = journal(outcome, Event.ATTRIBUTED)
     assert (
         max(Counter(record.source for record in opened).values()) == audits
-    )  # whoever says so first ends the others
+    )  # the first rank that gives up ends the others
 
 
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 @pytest.mark.parametrize("shards", [3, 8])
 def test_a_sum_that_overflows_is_nobodys_fault(chaos: Chaos, shards: int, reduction: str) -> None:
-    """Each shard's gradient is finite. Whether a rank's own sum overflows or only that of all, the batch is bad."""
+    """The batch is bad if finite gradients overflow in a sum: in that of a rank or in that of all
+    ranks.
+    """
     outcome = run(
         chaos, f"{JOBS}:overflowing", options={"at_step": 5}, shards=shards, reduction=reduction
     )
@@ -314,7 +354,9 @@ def test_a_sum_that_overflows_is_nobodys_fault(chaos: Chaos, shards: int, reduct
 
 
 def test_a_sum_that_overflows_while_a_rank_dies_ends_the_run_if_it_shall(chaos: Chaos) -> None:
-    """``fast``: a newcomer has not seen the sum of which the others are in doubt."""
+    """The run ends although a newcomer has not seen the sum that the other ranks doubt (reduction
+    ``fast``).
+    """
     options, kill = {"at_step": 5}, Kill(rank=2, at_step=5, phase="reduce")
     plan = {"reduction": "fast", "nonfinite": "stop", "twin": False, "check": False}
     outcome = run(chaos, f"{JOBS}:overflowing", options=options, faults=[kill], **plan)
@@ -323,7 +365,9 @@ def test_a_sum_that_overflows_while_a_rank_dies_ends_the_run_if_it_shall(chaos: 
 
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_more_shards_than_bits_in_a_word(chaos: Chaos, reduction: str) -> None:
-    """What auditors find does not have to fit into 64 bits, nor do the flags of what is not finite."""
+    """The findings of an audit and the flags of shards that are not finite may need more than 64
+    bits.
+    """
     plan = {"nodes": 2, "shards": 96, "steps": 10, "reduction": reduction}
     outcome = run(
         chaos,
@@ -334,7 +378,7 @@ def test_more_shards_than_bits_in_a_word(chaos: Chaos, reduction: str) -> None:
     assert outcome.losses[4] is None
 
 
-# -- who may be missing -------------------------------------------------------------------------------------------
+# -- missing replacements --------------------------------------------------------------------------
 
 
 @pytest.mark.promise(
@@ -345,7 +389,7 @@ def test_more_shards_than_bits_in_a_word(chaos: Chaos, reduction: str) -> None:
 def test_replacements_that_cannot_be_built_do_not_end_the_run(
     chaos: Chaos, tmp_path: Path, refuse: bool
 ) -> None:
-    """They are started again, and spend none of the budget."""
+    """Replacements that fail are started again, and cost nothing of the failure budget."""
     options = {"marker": str(tmp_path / "trained"), "failures": 4, "step_s": 0.03, "refuse": refuse}
     plan: dict[str, Any] = {"nodes": 2, "spares": 0, "until": {"world": 2}, "deadline_s": 120.0}
     plan |= {"max_failures": 2, "faults": [Kill(rank=1, at_step=6)]}
@@ -375,7 +419,7 @@ def test_the_budget_ends_the_run(chaos: Chaos) -> None:
 def test_fresh_interpreters_instead_of_forks(chaos: Chaos) -> None:
     commands = set()
 
-    def look(message: Any) -> None:
+    def watch(message: Any) -> None:
         if isinstance(message, WorkerReady):
             commands.add(Path(f"/proc/{message.endpoint.pid}/cmdline").read_bytes().split(b"\0")[1])
 
@@ -388,33 +432,31 @@ def test_fresh_interpreters_instead_of_forks(chaos: Chaos) -> None:
         faults=[kill],
         twin=False,
         deadline_s=120.0,
-        watch=look,
+        watch=watch,
     )
     assert commands == {b"-c"}, "a fork has the command line of the supervisor, python -m"
 
 
-# -- kills that ask nobody ----------------------------------------------------------------------------------------
+# -- kills at any moment ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spares", [0, 2])
 def test_all_but_one_at_once(chaos: Chaos, spares: int) -> None:
-    """The last rank trains alone, or with spares that take its state; the full world comes back."""
+    """The last rank trains alone, or with spares that take over its state; the full world comes
+    back.
+    """
 
-    def act(assassin: Assassin, message: Any) -> None:
-        if not assassin.victims and assassin.committed >= 4:
-            assassin.kill(*assassin.alive[1:])
+    def act(killer: Killer, message: Any) -> None:
+        if not killer.victims and killer.committed >= 4:
+            killer.kill(*killer.alive[1:])
 
     plan = {"nodes": 4, "spares": spares, "shards": 6}
-    outcome, assassin = assassinated(
-        chaos, act, lambda assassin: is_whole_again(assassin, 4), **plan
-    )
-    (survivor,) = {member.worker for member in assassin.plans[0].members}.difference(
-        assassin.victims
-    )
-    last = {member.worker for member in assassin.plans[-1].members}
-    assert len(assassin.victims) == 3
+    outcome, killer = run_with_kills(chaos, act, lambda killer: is_full_again(killer, 4), **plan)
+    (survivor,) = {member.worker for member in killer.plans[0].members}.difference(killer.victims)
+    last = {member.worker for member in killer.plans[-1].members}
+    assert len(killer.victims) == 3
     assert survivor in last
-    assert len(last.difference(assassin.victims)) == worlds(outcome)[-1] == 4
+    assert len(last.difference(killer.victims)) == worlds(outcome)[-1] == 4
     restored = journal(outcome, Event.RESTORED)
     assert {record.source for record in restored} >= last - {survivor}, (
         "no newcomer made up its state"
@@ -424,13 +466,13 @@ def test_all_but_one_at_once(chaos: Chaos, spares: int) -> None:
 
 
 def test_nobody_is_left(chaos: Chaos) -> None:
-    """A spare lives, but has no state: it takes that of the dead from the memory of their agents."""
+    """A spare that has no state takes the state of the lost ranks from the memory of their agents."""
 
-    def act(assassin: Assassin, message: Any) -> None:
-        if not assassin.victims and assassin.committed >= 4:
-            assassin.kill(*assassin.alive)
+    def act(killer: Killer, message: Any) -> None:
+        if not killer.victims and killer.committed >= 4:
+            killer.kill(*killer.alive)
 
-    outcome, _ = assassinated(chaos, act, lambda assassin: is_whole_again(assassin, 2), nodes=2)
+    outcome, _ = run_with_kills(chaos, act, lambda killer: is_full_again(killer, 2), nodes=2)
     assert any(
         record["source"].startswith("memory of ") for record in journal(outcome, Event.RESTORED)
     )
@@ -438,52 +480,50 @@ def test_nobody_is_left(chaos: Chaos) -> None:
 
 
 def test_a_second_kill_while_a_plan_is_formed(chaos: Chaos) -> None:
-    """The newcomer dies at the moment at which the plan that answers the first kill is seen."""
+    """The newcomer is killed as soon as the plan that answers the first kill is published."""
 
-    def act(assassin: Assassin, message: Any) -> None:
-        if len(assassin.victims) == 0 and assassin.committed >= 4:
-            assassin.kill(assassin.alive[0])
-        elif len(assassin.victims) == 1 and isinstance(message, Plan):
-            old = {member.worker for member in assassin.plans[0].members}
-            assassin.kill(
+    def act(killer: Killer, message: Any) -> None:
+        if len(killer.victims) == 0 and killer.committed >= 4:
+            killer.kill(killer.alive[0])
+        elif len(killer.victims) == 1 and isinstance(message, Plan):
+            old = {member.worker for member in killer.plans[0].members}
+            killer.kill(
                 *[member.worker for member in message.members if member.worker not in old][:1]
             )
 
-    outcome, assassin = assassinated(
-        chaos, act, lambda assassin: len(assassin.victims) == 2, spares=2
-    )
-    assert len(assassin.victims) == 2, outcome.directory
+    outcome, killer = run_with_kills(chaos, act, lambda killer: len(killer.victims) == 2, spares=2)
+    assert len(killer.victims) == 2, outcome.directory
 
 
 def test_a_kill_while_a_rank_joins_at_a_step_boundary(chaos: Chaos) -> None:
-    """Growth waits for a step that all take; the loss of a rank does not."""
+    """Growth waits for a step that all ranks take; the loss of a rank is answered at once."""
 
-    def act(assassin: Assassin, message: Any) -> None:
-        if not assassin.victims and assassin.committed >= 4:
-            assassin.kill(assassin.alive[2])
-        elif len(assassin.victims) == 1 and isinstance(message, Plan) and not message.abort:
-            assassin.kill(assassin.alive[0])
+    def act(killer: Killer, message: Any) -> None:
+        if not killer.victims and killer.committed >= 4:
+            killer.kill(killer.alive[2])
+        elif len(killer.victims) == 1 and isinstance(message, Plan) and not message.abort:
+            killer.kill(killer.alive[0])
 
     plan = {"spares": 0, "transport": "tcp"}
-    _, assassin = assassinated(chaos, act, lambda assassin: len(assassin.victims) == 2, **plan)
-    assert len(assassin.victims) == 2
+    _, killer = run_with_kills(chaos, act, lambda killer: len(killer.victims) == 2, **plan)
+    assert len(killer.victims) == 2
 
 
 def test_the_end_of_an_agent(chaos: Chaos) -> None:
-    """The node is gone with all its workers, spare included; the others start what is missing."""
+    """A node is lost with all its workers, its spare included; the other nodes start what is
+    missing.
+    """
 
-    def act(assassin: Assassin, message: Any) -> None:
-        if not assassin.victims and assassin.committed >= 4:
-            worker = next(name for name in assassin.alive if name.startswith("node0."))
-            zygote = _parent(assassin.pids[worker])
-            assassin.victims.append(worker)
-            os.kill(_parent(zygote), signal.SIGKILL)
+    def act(killer: Killer, message: Any) -> None:
+        if not killer.victims and killer.committed >= 4:
+            worker = next(name for name in killer.alive if name.startswith("node0."))
+            fork_server = _parent(killer.pids[worker])
+            killer.victims.append(worker)
+            os.kill(_parent(fork_server), signal.SIGKILL)
 
-    outcome, assassin = assassinated(chaos, act, lambda assassin: is_whole_again(assassin, 3))
+    outcome, killer = run_with_kills(chaos, act, lambda killer: is_full_again(killer, 3))
     assert not [
-        pid
-        for name, pid in assassin.pids.items()
-        if name.startswith("node0.") and not is_ending(pid)
+        pid for name, pid in killer.pids.items() if name.startswith("node0.") and not is_ending(pid)
     ]
     assert worlds(outcome)[-1] == 3
 
@@ -497,53 +537,55 @@ def _parent(pid: int) -> int:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_kills(chaos: Chaos, seed: int) -> None:
-    """At random moments and in quick succession, down to one rank that lives."""
-    chance = random.Random(seed)
+    """A run survives kills at random moments and in quick succession, as long as one rank lives."""
+    generator = random.Random(seed)
     nodes, moments = (
-        chance.choice([2, 3, 4]),
-        sorted(chance.randrange(1, 18) for _ in range(chance.choice([2, 3]))),
+        generator.choice([2, 3, 4]),
+        sorted(generator.randrange(1, 18) for _ in range(generator.choice([2, 3]))),
     )
 
-    def act(assassin: Assassin, message: Any) -> None:
-        while moments and assassin.committed >= moments[0]:
+    def act(killer: Killer, message: Any) -> None:
+        while moments and killer.committed >= moments[0]:
             moments.pop(0)
-            if len(assassin.alive) > 1:
-                assassin.kill(chance.choice(assassin.alive))
+            if len(killer.alive) > 1:
+                killer.kill(generator.choice(killer.alive))
 
-    settings = {"spares": chance.choice([0, 1, 2]), "shards": chance.choice([nodes, 6, 8])}
-    settings["transport"] = chance.choice(["auto", "tcp"])
-    _, assassin = assassinated(chaos, act, lambda assassin: not moments, nodes=nodes, **settings)
-    assert assassin.victims
+    settings = {"spares": generator.choice([0, 1, 2]), "shards": generator.choice([nodes, 6, 8])}
+    settings["transport"] = generator.choice(["auto", "tcp"])
+    _, killer = run_with_kills(chaos, act, lambda killer: not moments, nodes=nodes, **settings)
+    assert killer.victims
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_faults(chaos: Chaos, seed: int) -> None:
-    """Two faults a run, often in the same step; a third rank always lives."""
-    chance = random.Random(100 + seed)
-    nodes = chance.choice([3, 4])
-    ranks, step = chance.sample(range(nodes), 2), chance.randrange(5, 14)
-    faults = [_random_fault(chance, rank, step + chance.choice([0, 0, 1])) for rank in ranks]
+    """A run survives two random faults, often in the same step, while a third rank lives."""
+    generator = random.Random(100 + seed)
+    nodes = generator.choice([3, 4])
+    ranks, step = generator.sample(range(nodes), 2), generator.randrange(5, 14)
+    faults = [_random_fault(generator, rank, step + generator.choice([0, 0, 1])) for rank in ranks]
     plan = {
-        "spares": chance.choice([1, 2]),
-        "shards": chance.choice([nodes, 6, 8]),
-        "buckets": chance.choice([1, 2]),
+        "spares": generator.choice([1, 2]),
+        "shards": generator.choice([nodes, 6, 8]),
+        "buckets": generator.choice([1, 2]),
     }
     outcome = run(chaos, nodes=nodes, faults=faults, options={"step_s": 0.02}, check=False, **plan)
     unmet = {check.verdict for check in outcome.checks} - {Verdict.PASSED}
     assert unmet <= {Verdict.UNKNOWN}, (faults, outcome.reasons)  # a fault may find its rank gone
 
 
-def _random_fault(chance: random.Random, rank: int, step: int) -> Fault:
-    phase = chance.choice(["forward", "backward", "reduce", "optimizer"])
-    kinds: list[Fault] = [
+def _random_fault(generator: random.Random, rank: int, step: int) -> Fault:
+    phase = generator.choice(["forward", "backward", "reduce", "optimizer"])
+    choices: list[Fault] = [
         Kill(rank=rank, at_step=step, phase=phase),
-        Hang(rank=rank, at_step=step, phase="backward", how=chance.choice(["stop", "gil", "spin"])),
+        Hang(
+            rank=rank, at_step=step, phase="backward", how=generator.choice(["stop", "gil", "spin"])
+        ),
         Raise(rank=rank, at_step=step, phase=phase),
         NaN(
             rank=rank,
             at_step=step,
             parameter=LAST,
-            where=chance.choice(["weight", "gradient", "activation"]),
+            where=generator.choice(["weight", "gradient", "activation"]),
         ),
     ]
-    return chance.choice(kinds)
+    return generator.choice(choices)

@@ -1,4 +1,4 @@
-"""Nodes that are lost, and replaced because the run says so: no fault brings them."""
+"""Lost nodes are replaced because the run's settings say so, not by a fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ netns = pytest.mark.chaos(substrate="netns")
 
 
 def run(chaos: Chaos, *faults: Fault, replaces: int, **plan: Any) -> Outcome:
-    """Until that many nodes are replaced and the world is full again, and for 20 steps at least."""
+    """Run a job until ``replaces`` nodes are replaced and the world is full again, for at least 20
+    steps.
+    """
     goal = all_took_effect(chaos, len(faults), replaced=replaces)
     settings = {"nodes": 3, "spares": 0, "steps": 20, "deadline_s": 90.0} | plan
     until = goal.until | {"world": settings["nodes"]}
@@ -34,7 +36,7 @@ def run(chaos: Chaos, *faults: Fault, replaces: int, **plan: Any) -> Outcome:
 
 
 def replaced(outcome: Outcome) -> list[str]:
-    return [str(one["node"]) for one in outcome.records(Event.NODE_REPLACED)]
+    return [str(record["node"]) for record in outcome.records(Event.NODE_REPLACED)]
 
 
 def lost(outcome: Outcome) -> list[Record]:
@@ -46,7 +48,7 @@ def lost(outcome: Outcome) -> list[Record]:
     "fault", [KillNode(rank=1, at_step=AT), KillAgent(rank=1, at_step=AT)], ids=str
 )
 def test_a_lost_node_is_replaced(chaos: Chaos, fault: Fault) -> None:
-    """The new one has nothing in its memory, and takes part."""
+    """A replacement, which begins with empty memory, takes part in the run."""
     outcome = run(chaos, fault, replaces=1, node_replacements=1)
     (gone,) = lost(outcome)
     assert replaced(outcome) == [gone["node"]]
@@ -61,7 +63,7 @@ def test_a_silent_node_is_replaced_on_a_network_that_works(chaos: Chaos) -> None
 
 
 def test_no_more_are_replaced_than_the_run_says(chaos: Chaos) -> None:
-    """Two nodes are lost, and one is replaced: the other node's rank starts on one of those that are there."""
+    """Two nodes are lost and one is replaced: the other rank starts on a node that is still there."""
     outcome = run(
         chaos, Rack(rank=0, at_step=AT), replaces=1, nodes=4, rack_nodes=2, node_replacements=1
     )
@@ -70,20 +72,22 @@ def test_no_more_are_replaced_than_the_run_says(chaos: Chaos) -> None:
 
 
 def test_a_node_that_stands_still_is_not_replaced_and_comes_back(chaos: Chaos) -> None:
-    """Something of it lives: another one under its name would be a second one. The reason is told once."""
+    """A frozen node is not replaced, because two nodes would have its name; the reason is reported
+    once.
+    """
     outcome = run(
         chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=3.0), replaces=0, node_replacements=1
     )
     assert replaced(outcome) == []
     (failed,) = outcome.records(Event.REPLACEMENT_FAILED)
-    assert "has processes still" in failed["reason"]
+    assert "still has processes" in failed["reason"]
 
 
 class Nodes:
-    """A cluster of which nothing is asked but replacements, and those that come.
+    """A cluster that only replaces nodes, and records the replacements.
 
     Args:
-        ending: so many attempts find a process of the node that was lost.
+        ending: number of attempts that find a living process of the lost node.
     """
 
     def __init__(self, ending: int = 0) -> None:
@@ -94,14 +98,16 @@ class Nodes:
     async def replace(self, node: str) -> None:
         if self.ending:
             self.ending -= 1
-            raise HarnessError(f"{node} has processes still")
+            raise HarnessError(f"{node} still has processes")
         if self.started:
             self.again.set()
         self.started.append(node)
 
 
 def test_one_that_is_lost_before_it_is_heard_is_replaced_again(tmp_path: Path) -> None:
-    """The coordinator has not had it, and so tells of no loss."""
+    """A replacement that is lost before it joins is replaced again, though the coordinator reports
+    no loss.
+    """
 
     async def story() -> list[str]:
         nodes, journal = Nodes(), Journal(tmp_path, "harness")
@@ -109,11 +115,11 @@ def test_one_that_is_lost_before_it_is_heard_is_replaced_again(tmp_path: Path) -
         replacer.hear(NodeLost("node1", "silent"))
         await nodes.again.wait()
         replacer.hear(Heartbeat("node1", ()))
-        heard = len(nodes.started)
+        attempts = len(nodes.started)
         await asyncio.sleep(0.05)
-        assert len(nodes.started) == heard
+        assert len(nodes.started) == attempts
         replacer.hear(NodeLost("node1", "silent"))
-        assert len(nodes.started) == heard  # one a run
+        assert len(nodes.started) == attempts  # one replacement a run
         await replacer.close()
         return nodes.started
 
@@ -121,7 +127,9 @@ def test_one_that_is_lost_before_it_is_heard_is_replaced_again(tmp_path: Path) -
 
 
 def test_one_whose_last_process_is_just_ending_is_replaced_at_once(tmp_path: Path) -> None:
-    """Its agent has ended and its workers end with it: a pause that suits a machine that is off would cost steps."""
+    """A node with a last process just ending is replaced at once: a longer pause would cost
+    steps.
+    """
 
     async def story() -> None:
         replacer = NodeReplacer(

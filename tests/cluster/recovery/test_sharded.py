@@ -1,4 +1,6 @@
-"""Jobs whose state is sharded, broken for real: no rank has another one's state, and all begin anew together."""
+"""Jobs with sharded state recover from real faults: no rank has the state of another one, and all
+begin again together.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,13 @@ AT = 8
 
 
 def run(chaos: Any, *faults: Fault, **plan: Any) -> Outcome:
+    """Run the small FSDP job with ``faults``; it must pass every check."""
     settings = {"nodes": 4, "spares": 1, "steps": 20, "options": TINY} | plan
     return chaos.run("fsdp", faults=faults, **settings)  # type: ignore[no-any-return]
 
 
 def open_ended(goal: JournalFlag) -> dict[str, Any]:
-    """Settings of a run that goes on until ``goal`` is reached."""
+    """Return settings of a run that goes on until ``goal`` is reached."""
     return {
         "steps": 20,
         "until": goal.until,
@@ -132,7 +135,7 @@ def test_a_world_that_may_not_wait_reads_the_pieces_in_another_cut_and_grows_aga
         steps=20,
         until={"world": 3},
         options=TINY | {"batch": 6, "schedule_steps": 120},
-        max_lost_steps=2,  # growing costs one, too
+        max_lost_steps=2,  # growing costs a step, too
     )
     worlds = [point.world for point in outcome.steps]
     assert worlds.count(2) > 1
@@ -158,7 +161,7 @@ def test_a_loss_in_the_last_step(chaos: Any) -> None:
 @pytest.mark.promise("`entries_max` entries in a row that failed here and committed nothing")
 @pytest.mark.parametrize("resets", [False, True])
 def test_a_process_that_gets_nowhere_is_replaced(chaos: Any, resets: bool) -> None:
-    """The second rung of the ladder has a budget; the third one is a new process."""
+    """Entries of a train function that commit nothing have a budget; then a new process takes over."""
     job = Path(__file__).parents[2] / "jobs" / "failing" / "shaky.py"
     options = {"resets": resets}
     outcome = chaos.harness.run(
@@ -171,13 +174,15 @@ def test_a_process_that_gets_nowhere_is_replaced(chaos: Any, resets: bool) -> No
     ]
     assert (
         4 <= len(causes) <= 7
-    )  # the first one trained, and some count half where the other rank was faster
+    )  # the first entry trained, and some count half because the other rank was faster
     assert len([cause for cause in causes[1:] if "fails for this process" in cause]) >= 3
     assert [record.source for record in events(outcome, Event.FAILED)] == ["node1.0"]
 
 
 def test_a_rank_that_dies_while_a_nan_is_looked_into(chaos: Any, tmp_path: Path) -> None:
-    """The new membership begins without a suspicion: its newcomer has none, and all must decide alike."""
+    """A new membership begins without a suspicion: its newcomer has none, and all ranks must decide
+    alike.
+    """
     job, options = (
         Path(__file__).parents[2] / "jobs" / "failing" / "suspected.py",
         {"bad_step": 5, "marker": str(tmp_path / "ended")},
@@ -206,7 +211,7 @@ def test_who_stays_knows_the_operations_and_makes_up_no_weights(chaos: Any) -> N
     assert all(bool(text) == name.startswith("2 ") for name, text in again.items())
 
 
-# -- nodes ----------------------------------------------------------------------------------------------------------
+# -- nodes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("It hands each copy to a partner node")
@@ -228,7 +233,10 @@ def test_a_lost_nodes_piece_comes_from_its_partner(chaos: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.promise("The first copy is never in the rack of its owner if there is another rack")
 def test_a_lost_rack_takes_no_piece_with_all_its_copies(chaos: Any) -> None:
-    """Three of four nodes are one rack: whatever pairs they made without racks, two of them would be partners."""
+    """No piece is lost with a rack of three of four nodes.
+
+    Two of its nodes would be partners in any assignment that ignored racks.
+    """
     outcome = run(chaos, Rack(rank=1, at_step=AT), rack_nodes=3, spares=0)
     outcome.assert_same_losses_as_twin()
     assert len(events(outcome, Event.NODE_LOST)) == 3
@@ -259,7 +267,7 @@ def test_replicas_of_a_shard_are_copies_of_each_other(chaos: Any) -> None:
     assert pieces == {0, 1}
 
 
-# -- numbers --------------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -271,20 +279,22 @@ def test_replicas_of_a_shard_are_copies_of_each_other(chaos: Any) -> None:
 def test_a_nan_is_never_committed(chaos: Any, where: str) -> None:
     outcome = run(chaos, NaN(rank=2, at_step=AT, parameter="head.weight", where=where))
     outcome.assert_same_losses_as_twin()
-    told = events(outcome, Event.NONFINITE)
-    if where == "gradient":  # all losses are finite: it shows in the sum only, which names no rank
-        assert {(record["owner"], record["step"]) for record in told} == {(None, AT)}
+    records = events(outcome, Event.NONFINITE)
+    if where == "gradient":  # all losses are finite: only the sum is not, which names no rank
+        assert {(record["owner"], record["step"]) for record in records} == {(None, AT)}
 
 
 def test_a_bit_of_a_gradient_is_flipped_where_a_rank_holds_it(chaos: Any) -> None:
-    """The gradient of a sharded parameter is known to its hooks only when it is reduced."""
+    """A bit of a sharded gradient is flipped after the reduction, when the parameter's hooks
+    receive it.
+    """
     fault = BitFlip(
         rank=2, at_step=AT, phase="backward", parameter="head.weight", where="gradient", bit=3
     )
     outcome = run(chaos, fault, twin=False)
     assert outcome.faults[0].state == "confirmed"
-    (told,) = events(outcome, Event.EVIDENCE)
-    assert "gradient of head.weight, element 0" in told["observed"]
+    (evidence,) = events(outcome, Event.EVIDENCE)
+    assert "gradient of head.weight, element 0" in evidence["observed"]
 
 
 def test_a_rank_that_always_computes_nans_is_told_from_a_bad_batch(chaos: Any) -> None:
@@ -305,7 +315,7 @@ def test_a_bad_batch_is_skipped_whoever_computes_it(chaos: Any) -> None:
     assert {record["verdict"] for record in events(outcome, Event.ATTRIBUTED)} == {"batch"}
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refused jobs ----------------------------------------------------------------------------------
 
 NOT_SHARDED = """
 import torch

@@ -1,4 +1,4 @@
-"""Jobs in which all ranks stand still at the same step, so that no rank waits for another one."""
+"""Jobs recover if all ranks hang at the same step, so that no rank waits for another one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ LIMIT_S = 3.0
 def run(
     chaos: Chaos, tmp_path: Path, *, ranks: int, where: str = "outside", job: str = JOB, **plan: Any
 ) -> Outcome:
-    """Run the job until the world has ``ranks`` ranks again. The unbroken run follows, and stands still nowhere."""
+    """Run the job until the world has ``ranks`` ranks again.
+
+    The unbroken run follows; no rank of it hangs.
+    """
     marks = tmp_path / "marks"
     marks.mkdir()
     options = {"marks": str(marks), "where": where, "ranks": ranks} | plan.pop("options", {})
@@ -44,7 +47,7 @@ def run(
 
 
 def check_recovered(outcome: Outcome, ranks: int) -> None:
-    """The job came to its end with the numbers of the unbroken run, and no step was lost.
+    """Check that the job ended with the weights of the unbroken run, and lost no step.
 
     Raises:
         AssertionError: if it did not.
@@ -60,7 +63,7 @@ def check_recovered(outcome: Outcome, ranks: int) -> None:
 @pytest.mark.promise("Ranks that all stand still are found, too.", where="outside")
 @pytest.mark.parametrize("where", ["outside", "inside"])
 def test_all_ranks_stand_still(chaos: Chaos, tmp_path: Path, where: str) -> None:
-    """A spare takes the state over from one that stands still, and then waits for it."""
+    """A spare takes the state over from a rank that hangs, and then waits for the other one."""
     outcome = run(chaos, tmp_path, ranks=2, spares=2, where=where)
     check_recovered(outcome, 2)
     assert not any(plan.get("restore") for plan in outcome.records("plan")), (
@@ -69,25 +72,29 @@ def test_all_ranks_stand_still(chaos: Chaos, tmp_path: Path, where: str) -> None
 
 
 def test_all_ranks_stand_still_and_no_spare_is_ready(chaos: Chaos, tmp_path: Path) -> None:
-    """The first replacement has to start. The second rank is ended once that one waits for it."""
+    """The second rank is ended when the first replacement, which has to start first, waits for it."""
     check_recovered(run(chaos, tmp_path, ranks=2, spares=0), 2)
 
 
 @pytest.mark.parametrize("spares", [0, 1])
 def test_the_only_rank_stands_still(chaos: Chaos, tmp_path: Path, spares: int) -> None:
-    """No member has the state any more. What the rank has left on its node is taken, and the journal says so."""
+    """The arena of the only rank is read from its node, because no member has the state any more."""
     outcome = run(chaos, tmp_path, ranks=1, spares=spares)
     check_recovered(outcome, 1)
     assert [record["step"] for record in outcome.records("restored")] == [FAULT_STEP]
 
 
 def test_ranks_that_hold_the_interpreter_lock(chaos: Chaos, tmp_path: Path) -> None:
-    """No thread of theirs answers, so nothing can be taken over from them while they live."""
+    """Ranks that hold the interpreter lock recover: none of their threads can serve the state while
+    they live.
+    """
     check_recovered(run(chaos, tmp_path, ranks=2, spares=1, options={"deaf": True}), 2)
 
 
 def test_a_sharded_job(chaos: Chaos, tmp_path: Path) -> None:
-    """Its members hold the state together: with the first one, all of them are replaced."""
+    """All members of a sharded job are replaced with the first one, because they hold the state
+    together.
+    """
     outcome = run(chaos, tmp_path, ranks=2, spares=1, job=f"{JOB}:sharded", outside_limit_s=LIMIT_S)
     assert {record["cause"] for record in outcome.records("detected")} == {"hung"}
     assert all(reason.startswith("no false alarm") for reason in outcome.reasons), outcome.reasons
@@ -102,7 +109,7 @@ def test_a_declared_phase_with_a_limit(chaos: Chaos, tmp_path: Path) -> None:
 
 
 def test_a_declared_phase_has_no_limit_of_user_code(chaos: Chaos, tmp_path: Path) -> None:
-    """All ranks are in it for longer than that, and go on."""
+    """All ranks stay in a declared phase for longer than the limit of user code, and go on."""
     options = {"for_s": 2.0}
     outcome = run(
         chaos, tmp_path, ranks=2, spares=0, where="long", outside_limit_s=1.0, options=options
@@ -112,12 +119,13 @@ def test_a_declared_phase_has_no_limit_of_user_code(chaos: Chaos, tmp_path: Path
 
 
 class Pause:
-    """A thread that stops processes of this test at one moment, and lets them go on later: a machine that stood still.
+    """A thread that stops processes of this test for a while, as if their machine stood still.
 
     Args:
-        begins: file whose appearance is that moment.
-        for_s: how long they stand still.
-        below: name of the process that stops, with its descendants; "" for all that the test has started.
+        begins: file that begins the pause when it appears.
+        for_s: length of the pause.
+        below: name of the process that stops, with its descendants; "" for all processes that the
+            test has started.
     """
 
     def __init__(self, begins: Path, for_s: float, below: str) -> None:
@@ -140,7 +148,7 @@ class Pause:
             pids = [head, *descendants(head)]
         begun_s = time.monotonic()
         try:
-            for pid in pids:  # parents first: they are not to report their children
+            for pid in pids:  # parents first, so that they do not report their children
                 os.kill(pid, signal.SIGSTOP)
                 wait_until(lambda pid=pid: state_of(pid) in "TZ", f"process {pid} is stopped")  # type: ignore[misc]
             wait_until(lambda: time.monotonic() > begun_s + self._for_s, "the end of the pause")
@@ -162,7 +170,9 @@ def state_of(pid: int) -> str:
 def test_time_in_which_the_machine_stood_still_is_no_hang(
     chaos: Chaos, tmp_path: Path, below: str
 ) -> None:
-    """The pause is longer than the limit of user code, and its rank has still something to do there afterwards."""
+    """A pause that is longer than the limit of user code is no hang; the rank has more to do there
+    afterwards.
+    """
     pause = Pause(tmp_path / "marks" / "0", 1.2 * LIMIT_S, below)
     with pause:
         outcome = run(

@@ -1,4 +1,6 @@
-"""The substrate docker: nodes are real containers, Docker's faults bite, and only containers of ours are removed."""
+"""The substrate docker: nodes are real containers, Docker's faults take effect, and no foreign
+container is removed.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ from faults import Cut, Kill, Scale
 ROOT = Path(__file__).parents[3]
 TROUBLED = f"{ROOT / 'tests' / 'jobs' / 'failing' / 'troubled.py'}:plain"
 WAIT_S = 120.0
-RELAXED = DETECTION["relaxed"]  # as all runs of the fixture ``chaos``
+RELAXED = DETECTION["relaxed"]  # as in all runs of the fixture ``chaos``
 MIB = 2**20
 
 # A launcher in the middle of a run; one of its two nodes is paused.
@@ -102,7 +104,7 @@ needs_docker = pytest.mark.skipif(
 
 
 def test_ci_has_docker() -> None:
-    """On CI none of these tests may be skipped unseen."""
+    """CI must have Docker, so that none of these tests is skipped unnoticed."""
     if os.environ.get("CI") != "true" or os.geteuid() != 0:
         pytest.skip("not on CI, or not as root")
     assert docker_daemon.unavailable() == ""
@@ -126,12 +128,12 @@ def substrate() -> Iterator[DockerSubstrate]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs lie beside each other, so that they share containers."""
+    """Return a directory that contains all runs, so that they share containers."""
     return tmp_path_factory.mktemp("runs")
 
 
 def start(substrate: DockerSubstrate, runs: Path) -> JobCluster:
-    """Two nodes that train until they are stopped."""
+    """Start two nodes that train until they are stopped."""
     job = resolve_job(TROUBLED, {"steps": 10**6, "step_s": 0.02})
     config = RunConfig(job=job, nodes=2, spares=0, **RELAXED)
     return substrate.launch(config, runs / f"cluster{len(list(runs.glob('cluster*')))}")
@@ -158,18 +160,21 @@ def container_of(substrate: DockerSubstrate, station: str) -> Container:
     return substrate.containers[station]
 
 
-def receive(cluster: JobCluster, wanted: Callable[[Any], bool]) -> Any:
+def receive(cluster: JobCluster, matches: Callable[[Any], bool]) -> Any:
     """Return the first message that is wanted."""
 
-    def next_wanted() -> Any:
+    def next_match() -> Any:
         message = cluster.receive(1.0)
-        return message if message is not None and wanted(message) else None
+        return message if message is not None and matches(message) else None
 
-    return wait_until(next_wanted, "the message", limit_s=WAIT_S)
+    return wait_until(next_match, "the message", limit_s=WAIT_S)
 
 
 def run_in(container: Container, code: str, *arguments: str) -> int:
-    """Status of a piece of Python, run inside a container. The end of its output is not waited for: it may not come."""
+    """Run Python code inside a container, and return its status.
+
+    The end of its output, which may never come, is not waited for.
+    """
     api = container.handle.client.api
     execution = api.exec_create(
         container.handle.id, [container.recipe.python, "-c", code, *arguments]
@@ -181,12 +186,12 @@ def run_in(container: Container, code: str, *arguments: str) -> int:
     return int(api.exec_inspect(execution)["ExitCode"])
 
 
-# -- runs ---------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action", [*get_args(Change), BreakDisk, CapWrites])
 def test_containers_have_networks_and_disks_of_their_own(action: type[Action]) -> None:
-    """What this machine can do to a network, or to a directory, it can do to those of containers."""
+    """Containers allow the changes to networks and directories that this machine allows."""
     substrate = DockerSubstrate()
     assert substrate.why_not(action) == capabilities.why_not(action)
     substrate.close()
@@ -194,7 +199,7 @@ def test_containers_have_networks_and_disks_of_their_own(action: type[Action]) -
 
 @pytest.mark.parametrize("action", [Freeze, CapCpu, CapMemory, CapPids])
 def test_docker_freezes_and_limits_for_any_user(action: type[Action]) -> None:
-    """Its daemon writes to the control groups, which this user may not be able to."""
+    """Docker's daemon writes to control groups that this user may not write to."""
     substrate = DockerSubstrate()
     assert substrate.why_not(action) == ""
     substrate.close()
@@ -205,11 +210,11 @@ def first_process(cluster: JobCluster, station: str) -> Process:
 
 
 def named_process(cluster: JobCluster, station: str) -> Process:
-    """The same, when it has begun: then it takes its name."""
+    """Return the first process of a station when it has begun, and so has its name."""
 
     def found() -> Process | None:
-        known = first_process(cluster, station)
-        process = known.kernel.find(known.pid)
+        first = first_process(cluster, station)
+        process = first.kernel.find(first.pid)
         return process if process.name == f"ck-{station}" else None
 
     process = wait_until(found, f"the process ck-{station}", limit_s=WAIT_S)
@@ -222,7 +227,10 @@ def named_process(cluster: JobCluster, station: str) -> Process:
 @pytest.mark.promise("Every node is a container, and the coordinator another one.")
 @needs_docker
 def test_every_node_is_a_container(substrate: DockerSubstrate, cluster: JobCluster) -> None:
-    """Labelled, with a network and a group of its own, and with few rights; its processes have the same pids here."""
+    """Each container is labelled, has a network and a group of its own, and few rights.
+
+    Its processes have the same pids here.
+    """
     namespaces, groups = set(), set()
     for station in (COORDINATOR, *cluster.nodes):
         container = container_of(substrate, station)
@@ -245,7 +253,7 @@ def test_every_node_is_a_container(substrate: DockerSubstrate, cluster: JobClust
 def test_containers_are_kept_warm_and_a_lost_one_is_replaced(
     substrate: DockerSubstrate, runs: Path
 ) -> None:
-    """Containers are used again by the next run, but for one that has ended."""
+    """The next run uses the containers again, except one that has ended."""
     harness = Harness(substrate, runs)
 
     def run() -> dict[str, str]:
@@ -264,7 +272,7 @@ def test_containers_are_kept_warm_and_a_lost_one_is_replaced(
         return {name: container.handle.id for name, container in substrate.containers.items()}
 
     first = run()
-    container_of(substrate, "node1").handle.kill()  # by somebody else
+    container_of(substrate, "node1").handle.kill()  # a kill from outside of the run
     second = run()
     harness.close()
     assert {name for name in first if first[name] != second[name]} == {"node1"}
@@ -274,7 +282,9 @@ def test_containers_are_kept_warm_and_a_lost_one_is_replaced(
 @pytest.mark.costly
 @needs_docker
 def test_a_world_grows_into_a_container(substrate: DockerSubstrate, runs: Path) -> None:
-    """A world grows into a container that stood ready, in the same network, with the numbers of the unbroken run."""
+    """A world grows into a container that stood ready, in the same network, with the numbers of the
+    unbroken run.
+    """
     elastic = ElasticPolicy(min_replicas=2, max_replicas=3, scaling_timeout_s=0)
     options = {"step_s": 0.05}
     harness = Harness(substrate, runs)
@@ -307,7 +317,9 @@ def test_a_world_grows_into_a_container(substrate: DockerSubstrate, runs: Path) 
 def test_a_node_that_is_provided_is_a_container_as_all_are(
     substrate: DockerSubstrate, runs: Path
 ) -> None:
-    """A node that is added to a run is a container in its network; there are no more than were planned."""
+    """A node that is added to a run is a container in its network; no more are added than were
+    planned.
+    """
     job = resolve_job(TROUBLED, {"steps": 10**6, "step_s": 0.02})
     elastic = ElasticPolicy(min_replicas=2, max_replicas=3)
     config = RunConfig(job=job, nodes=2, spares=0, elastic=elastic, **RELAXED)
@@ -336,7 +348,9 @@ def test_a_node_that_is_provided_is_a_container_as_all_are(
 def test_nothing_of_a_run_stays_in_the_network_of_a_container(
     substrate: DockerSubstrate, runs: Path
 ) -> None:
-    """When a run has ended its link and the rules of a change that was not lifted are gone from its containers."""
+    """The link of an ended run, and the rules of a change that was not lifted, are removed from its
+    containers.
+    """
     if reason := capabilities.delays():
         pytest.skip(reason)
     cluster = start(substrate, runs)
@@ -352,7 +366,7 @@ def test_nothing_of_a_run_stays_in_the_network_of_a_container(
     assert "NFQUEUE" not in rules
 
 
-# -- what Docker does -----------------------------------------------------------------------------------------------
+# -- what Docker does ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -377,7 +391,7 @@ def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
     assert cluster.round_trips_ms("node0", "node1", 3)
     pid = cluster.node("node1")[0].pid
     assert pid != processes[0].pid
-    record = cluster.run_directory / "coordinator.record"
+    record = cluster.run_directory / "coordinator.wal"
     joined = '"NodeJoined","node":"node1"'
     wait_until(
         lambda: record.read_text().count(joined) == 2, "the node that took the name", limit_s=WAIT_S
@@ -391,7 +405,7 @@ def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
 def test_a_paused_node_stands_still_and_goes_on(
     substrate: DockerSubstrate, cluster: JobCluster
 ) -> None:
-    """Processes of a paused node do not run, and its container is used by no other run until it goes on."""
+    """Processes of a paused node do not run, and no other run uses its container until it goes on."""
     container = container_of(substrate, "node1")
     frozen = cluster.apply("node1", Freeze())
     assert frozen.shown()
@@ -424,10 +438,10 @@ def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: JobClus
     cpu = cluster.apply("node0", CapCpu(0.05))
     wait_until(lambda: cpu.shown() >= 3, "three throttled periods", limit_s=WAIT_S)
     assert cpu.lift()
-    # What starts needs memory, too, and the kernel might end it instead.
+    # A starting worker needs memory, too, and the kernel might end it instead.
     receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node0")
     memory = cluster.apply("node0", CapMemory(64 * MIB))
-    pids = cluster.apply("node1", CapPids(32))  # runc itself needs some
+    pids = cluster.apply("node1", CapPids(32))  # runc itself needs some processes
     assert (memory.shown(), pids.shown()) == (0, 0)
     assert run_in(container, HOG, "256") == 128 + signal.SIGKILL
     assert memory.shown() >= 1
@@ -448,7 +462,7 @@ def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: JobClus
 def test_docker_says_which_container_ran_out_of_memory(
     substrate: DockerSubstrate, cluster: JobCluster
 ) -> None:
-    """When the kernel ends the first process of a container, all of it ends, and the count of the kernel with it."""
+    """A container ends with its first process, and with it the kernel's count of kills for memory."""
     container, agent = container_of(substrate, "node1"), cluster.node("node1")[0]
     receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node1")
     Path(f"/proc/{container.pid}/oom_score_adj").write_text("1000")
@@ -466,12 +480,12 @@ def test_docker_says_which_container_ran_out_of_memory(
     assert linux.is_ending(agent.pid)
 
 
-# -- what launchers leave behind ----------------------------------------------------------------------------------
+# -- leftovers of launchers ------------------------------------------------------------------------
 
 
 @pytest.fixture
 def idle(client: Any) -> Iterator[Callable[..., Any]]:
-    """Makes containers that never run, with the labels that are given."""
+    """Return a function that makes containers that never run, with the given labels."""
     image, made = docker_image.host_recipe(client).image, []
 
     def make(name: str = "", **marks: str) -> Any:
@@ -493,12 +507,14 @@ def idle(client: Any) -> Iterator[Callable[..., Any]]:
 
 @needs_docker
 def test_only_containers_of_launchers_that_are_gone_are_removed(idle: Callable[..., Any]) -> None:
-    """A container is removed only if our labels are on it and its launcher, on this machine, is gone."""
+    """A container is removed if it has chaoskit's labels and its launcher, on this machine, is
+    gone.
+    """
     gone = subprocess.Popen(["true"])
     ticks = linux.start_ticks(gone.pid)
     gone.wait()
     dead = f"{gone.pid}-{ticks}"
-    ours = {**labels(), HOST: f"of {owner()}"}  # which no other test looks after
+    ours = {**labels(), HOST: f"of {owner()}"}  # no other test uses this host
     abandoned = idle(f"chaoskit-{dead}-1-node0", **{**ours, OWNER: dead})
     kept = [
         idle(**ours),  # its launcher lives
@@ -522,7 +538,7 @@ def test_an_entry_removes_only_what_bears_its_labels(idle: Callable[..., Any]) -
         ("chaoskit-never-made", endpoint()),
     ]
     entries = [ContainerEntry(name, owner(), daemon) for name, daemon in places]
-    assert [entry.undo() for entry in entries] == [RepairOutcome.NOTHING_LEFT] * 3
+    assert [removal.undo() for removal in entries] == [RepairOutcome.NOTHING_LEFT] * 3
     with pytest.raises(
         OSError, match="No such file"
     ):  # a daemon that is away may have the container still
@@ -537,7 +553,9 @@ def test_an_entry_removes_only_what_bears_its_labels(idle: Callable[..., Any]) -
 def test_nothing_is_left_of_a_launcher_that_is_killed(
     tmp_path: Path, idle: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a launcher leaves that is killed in a run with a paused node is removed; all that is not ours stays."""
+    """All leftovers of a launcher that is killed in a run with a paused node are removed; foreign
+    objects stay.
+    """
     foreign = idle()
     table = f"not_chaoskit_{os.getpid()}"
     commands.call(["nft", "add", "table", "inet", table])
@@ -582,7 +600,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(
         group.rmdir()
 
 
-# -- images -------------------------------------------------------------------------------------------------------
+# -- images ----------------------------------------------------------------------------------------
 
 
 @needs_docker
@@ -591,7 +609,7 @@ def test_an_image_without_chaoskit_is_refused(client: Any, tmp_path: Path) -> No
     skeleton = docker_image.host_recipe(client).image
     for image, remedy in (
         ("chaoskit-no-such:image", "build or pull it first"),
-        (skeleton, "use one with python3"),
+        (skeleton, "use an image with python3"),
     ):
         substrate = DockerSubstrate(image)
         try:
@@ -603,7 +621,9 @@ def test_an_image_without_chaoskit_is_refused(client: Any, tmp_path: Path) -> No
 
 @needs_docker
 def test_a_container_that_does_not_start_is_told(tmp_path: Path, client: Any) -> None:
-    """A container that does not start is told with what its first process said, and is removed."""
+    """A container that does not start is reported with the output of its first process, and is
+    removed.
+    """
     undo = UndoLog(tmp_path)
     recipe = docker_image.host_recipe(client)
     recipe.environment["PYTHONPATH"] = str(tmp_path)
@@ -642,7 +662,7 @@ def test_a_directory_within_another_one_is_mounted_once(tmp_path: Path) -> None:
     }
 
 
-# -- a test asks for it -------------------------------------------------------------------------------------------
+# -- a test asks for it ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -663,7 +683,9 @@ def test_a_node_is_cut_off_and_comes_back(chaos: Any) -> None:
 def test_where_there_is_no_daemon_a_test_is_skipped_visibly(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a daemon a test that asks for containers is skipped with the reason, and the option is refused."""
+    """A test that asks for containers is skipped with the reason if there is no daemon, and the
+    option is refused.
+    """
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     pytester.makepyfile(
         """

@@ -1,4 +1,6 @@
-"""Commands in containers as black boxes: what they find there, where they may write, and how they break."""
+"""Commands in containers as black boxes: their environment, the places they may write to, and their
+faults.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ def test_every_node_is_a_container_that_finds_what_the_command_names(
 ) -> None:
     (tmp_path / "given").write_text("found it")
     monkeypatch.setenv("GIVEN", "by this test")
-    found = "cat /proc/sys/kernel/hostname given; echo; echo $GIVEN; pwd"
-    shown = f"{found}; echo $NODE_RANK $MASTER_ADDR {{address}}; echo step 0"
+    inputs = "cat /proc/sys/kernel/hostname given; echo; echo $GIVEN; pwd"
+    shown = f"{inputs}; echo $NODE_RANK $MASTER_ADDR {{address}}; echo step 0"
     kept = "echo kept > {run_dir}/$NODE_RANK; echo written > written-$NODE_RANK"
     outcome = run(chaos, ["sh", "-c", f"{shown}; {kept}"], working_directory=tmp_path)
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
@@ -80,7 +82,7 @@ def test_the_root_of_this_host_is_no_place_for_a_command(chaos: Chaos) -> None:
 
 @pytest.mark.slow
 def test_a_container_stands_still_and_another_one_is_lost_in_silence(chaos: Chaos) -> None:
-    """The rank that is left waits for it in vain."""
+    """The rank that is left waits for the lost one in vain."""
     faults = FreezeNode(rank=0, at_step=5, thaw_after_s=2.5), LoseNode(rank=1, at_step=15)
     training = f"{sys.executable} {JOBS / 'training' / 'averaged.py'} 1000 0.02 15"
     outcome = run(
@@ -94,7 +96,7 @@ def test_a_container_stands_still_and_another_one_is_lost_in_silence(chaos: Chao
     )
     again = run(
         chaos, ["sh", "-c", "echo step {node_rank}"]
-    )  # in another container where one was lost
+    )  # another container replaces the lost one
     assert again.verdict is Verdict.PASSED, again.reasons
 
 

@@ -1,4 +1,6 @@
-"""The substrate netns: real networks reach what they should, are broken as asked, and leave nothing behind."""
+"""The substrate netns: real networks connect their nodes, are broken as asked, and leave nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ TROUBLED = f"{ROOT / 'tests' / 'jobs' / 'failing' / 'troubled.py'}:plain"
 NODES = ("node0", "node1", "node2", "node3")
 NOBODY = 65534
 
-# A launcher in the middle of a run whose rank 1 is cut off from all.
+# A launcher in the middle of a run with rank 1 cut off from all.
 RUNNING = """
 import sys
 from pathlib import Path
@@ -74,7 +76,7 @@ def network(switch: Switch) -> Iterator[NamespaceNetwork]:
 
 
 def test_ci_can_make_networks() -> None:
-    """On CI none of these tests may be skipped unseen."""
+    """CI must be able to make networks, so that none of these tests is skipped unnoticed."""
     if os.environ.get("CI") != "true" or os.geteuid() != 0:
         pytest.skip("not on CI, or not as root")
     assert (
@@ -86,7 +88,7 @@ def test_ci_can_make_networks() -> None:
     )
 
 
-# -- networks -----------------------------------------------------------------------------------------------------
+# -- networks --------------------------------------------------------------------------------------
 
 
 @needs_networks
@@ -122,7 +124,7 @@ def test_changes_strike_where_they_should_and_are_lifted(network: NamespaceNetwo
 @pytest.mark.promise("the kernel counts how often it held packets back")
 @needs_networks
 def test_a_link_that_is_wide_enough_holds_nothing_back(network: NamespaceNetwork) -> None:
-    """What passes within the rate is not counted."""
+    """Packets that pass within the rate are not counted."""
     if reason := capabilities.rates():
         pytest.skip(reason)
     rate = network.impose(
@@ -147,7 +149,7 @@ def test_two_networks_do_not_see_each_other(switch: Switch, network: NamespaceNe
         other.close()
 
 
-# -- nothing is left ----------------------------------------------------------------------------------------------
+# -- no leftovers ----------------------------------------------------------------------------------
 
 
 def namespace_of(pid: int) -> str:
@@ -158,17 +160,17 @@ def namespace_of(pid: int) -> str:
 
 
 def holders(names: Iterable[str]) -> list[int]:
-    """Processes that are in one of these namespaces, or have it open."""
-    wanted, found = set(names), []
+    """Return the processes that are in one of these namespaces, or have it open."""
+    searched, pids = set(names), []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        held = {namespace_of(pid)}
+        open_now = {namespace_of(pid)}
         with contextlib.suppress(OSError):
             for link in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    held.add(os.readlink(link))
-        if held & wanted:
-            found.append(pid)
-    return found
+                    open_now.add(os.readlink(link))
+        if open_now & searched:
+            pids.append(pid)
+    return pids
 
 
 def other_namespaces(pids: Iterable[int]) -> set[str]:
@@ -176,7 +178,7 @@ def other_namespaces(pids: Iterable[int]) -> set[str]:
 
 
 def open_namespaces() -> set[str]:
-    """Names of the network namespaces that this process has open."""
+    """Return the names of the network namespaces that this process has open."""
     links = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -186,7 +188,7 @@ def open_namespaces() -> set[str]:
 
 @needs_networks
 def test_a_closed_network_is_gone(switch: Switch) -> None:
-    """When a network is closed, no process stays in one of its namespaces or has one open."""
+    """No process stays in a namespace of a closed network, or has one open."""
     before = open_namespaces()
     network = NamespaceNetwork(switch, NODES, 0)
     names = open_namespaces() - before
@@ -218,7 +220,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
         assert launcher.poll() is None
         pids = descendants(launcher.pid)
         names = other_namespaces(pids)
-        assert len(names) >= 3  # of the coordinator and of two nodes
+        assert len(names) >= 3  # the namespaces of the coordinator and of two nodes
     finally:
         launcher.send_signal(signal.SIGKILL)
         launcher.wait()
@@ -229,23 +231,25 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a process of that number still lives, and is one of chaoskit's."""
+    """Return True if a process with this number lives, and is one of chaoskit's."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().startswith("ck-")
     except OSError:
         return False
 
 
-# -- without root -------------------------------------------------------------------------------------------------
+# -- without root ----------------------------------------------------------------------------------
 
 
 def is_closed(path: Path) -> bool:
-    """Whether other users may not pass through this directory."""
+    """Return True if other users may not pass through this directory."""
     return path.stat().st_mode & 0o001 == 0
 
 
 def opening(paths: Iterable[Path], store: Path) -> str:
-    """Shell commands that let every user reach these directories, in a mount namespace of their own."""
+    """Return shell commands that let every user reach these directories, in a mount namespace of
+    their own.
+    """
     lines: list[str] = []
     closed: dict[Path, list[tuple[Path, Path]]] = {}
     for number, path in enumerate(dict.fromkeys(paths)):
@@ -266,7 +270,9 @@ def opening(paths: Iterable[Path], store: Path) -> str:
 @pytest.mark.promise("as root or as an ordinary user in a user namespace")
 @needs_networks
 def test_an_ordinary_user_runs_it_in_a_user_namespace() -> None:
-    """A user without any rights runs it in a user namespace. What Python needs is made readable for that user."""
+    """A user without any rights runs netns in a user namespace; Python's files are made readable
+    for that user.
+    """
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
     if commands.find("setpriv") is None:
@@ -301,7 +307,7 @@ def as_nobody(home: Path) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", f"{opening(needed, home / 'mounts')}\n{become}", "sh"]
 
 
-# -- a test asks for it -------------------------------------------------------------------------------------------
+# -- a test asks for it ----------------------------------------------------------------------------
 
 ASKING = """
 import pytest
@@ -322,26 +328,30 @@ def test_a_marker_gives_a_test_its_substrate(chaos: Chaos) -> None:
 
 
 def test_where_there_is_none_a_test_is_skipped_visibly(pytester: pytest.Pytester) -> None:
-    """Where networks cannot be made a test that asks for them is skipped with the reason, and the option is refused."""
+    """A test that asks for networks is skipped with the reason if none can be made, and the option
+    is refused.
+    """
     pytester.makepyfile(ASKING)
     session = without_networks(sys.executable, "-m", "pytest", "-rs")
     result = pytester.run(*session)
     if result.errlines and result.errlines[0].startswith(("unshare:", "sh:")):
         pytest.skip(result.errlines[0])
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["*substrate netns: neither as this user nor in a user namespace*"])
+    result.stdout.fnmatch_lines(
+        ["*substrate netns: network namespaces cannot be created as this user*"]
+    )
     assert pytester.run(*session, "--chaos-substrate=netns").ret == pytest.ExitCode.USAGE_ERROR
 
 
 def test_the_command_line_decides_over_the_marker(pytester: pytest.Pytester) -> None:
-    """``--chaos-substrate`` decides over the marker."""
+    """``--chaos-substrate`` overrides the marker."""
     pytester.makepyfile(ASKING.replace('== "netns"', '== "local"'))
     pytester.runpytest_inprocess("--chaos-substrate=local").assert_outcomes(passed=1)
 
 
 @needs_networks
 def test_a_setting_decides_where_there_is_no_marker(pytester: pytest.Pytester) -> None:
-    """The setting ``chaos_substrate`` is used where there is no marker."""
+    """The setting ``chaos_substrate`` is used for tests without a marker."""
     pytester.makeini("[pytest]\nchaos_substrate = netns")
     pytester.makepyfile(ASKING.replace("@pytest.mark", "#"))
     pytester.runpytest_inprocess().assert_outcomes(passed=1)

@@ -1,4 +1,6 @@
-"""Processes and nodes that are gone, stopped, silent or cut off: found in time, and not taken for what they are not."""
+"""Processes and nodes that are gone, stopped, silent or cut off are detected in time, and not
+mistaken for each other.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def struck(outcome: Outcome) -> Record:
 
 
 def lost(outcome: Outcome) -> Record:
-    """The only loss, of the rank that was struck."""
+    """Return the only loss, that of the struck rank."""
     (record,) = outcome.records("detected")
     assert record["rank"] == struck(outcome)["rank"]
     return record
@@ -55,18 +57,20 @@ def assert_left_alone(outcome: Outcome) -> None:
     assert len(outcome.records("plan")) == 1
 
 
-# -- exit ---------------------------------------------------------------------------------------------------------
+# -- exit ------------------------------------------------------------------------------------------
 
 
 def test_a_process_that_ends_is_missed(chaos: Chaos, stopwatch: Stopwatch) -> None:
-    """The kernel wakes what waits for its end: no limit has to pass."""
+    """The kernel reports the end of the process to its agent: no limit has to pass."""
     outcome = run(chaos, Kill(rank=1, at_step=AT))
     assert lost(outcome)["cause"] == "exited"
     stopwatch.within(0.1, struck(outcome), lost(outcome))
 
 
 def test_a_process_that_leaves_as_planned_is_not_missed(chaos: Chaos) -> None:
-    """It ends before the job does, as one that dies; the world has let it go."""
+    """A process that leaves ends before the job, like a dying one, but is no member of the world
+    any more.
+    """
     policy = ElasticPolicy(min_replicas=2, max_replicas=3, scaling_timeout_s=0)
     plan = {"elastic": policy, "shards": 6, "options": {"step_s": 0.05}}
     outcome = run(chaos, Scale(to=2, at_step=AT), spares=0, steps=40, **plan)
@@ -77,23 +81,25 @@ def test_a_process_that_leaves_as_planned_is_not_missed(chaos: Chaos) -> None:
     assert outcome.steps[-1].world == 2
 
 
-# -- stop ---------------------------------------------------------------------------------------------------------
+# -- stop ------------------------------------------------------------------------------------------
 
 
 def test_a_process_that_is_stopped_is_found_at_once(chaos: Chaos, stopwatch: Stopwatch) -> None:
-    """By its parent, which the kernel tells: long before the limit of its phase."""
+    """The kernel reports the stop to the parent, long before the limit of the phase."""
     outcome = run(chaos, Hang(rank=1, at_step=AT, how="stop"))
     assert lost(outcome)["cause"] == "stopped"
     stopwatch.within(0.1, struck(outcome), lost(outcome))
 
 
 def test_a_node_that_is_suspended_and_resumed_is_kept(chaos: Chaos) -> None:
-    """All its processes are stopped, and go on together after twice its lease: none is given up as stopped."""
+    """All processes of a node are stopped for twice its lease and continued together: none is given
+    up as stopped.
+    """
     outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=0.3))
     assert_left_alone(outcome)
 
 
-# -- lease --------------------------------------------------------------------------------------------------------
+# -- lease -----------------------------------------------------------------------------------------
 
 
 FREEZER = "signal" if unavailable("freezer") else "cgroup"
@@ -107,7 +113,7 @@ SLOW = "no report for 1 s, although the kernel of the node acknowledges"
 def test_a_node_that_is_cut_off_is_lost_when_its_lease_ends(
     chaos: Chaos, stopwatch: Stopwatch
 ) -> None:
-    """Within as many beats as a lease has, 150 ms: its kernel acknowledges nothing."""
+    """A node that acknowledges nothing is lost after the beats of a lease, 150 ms."""
     outcome = run(chaos, Cut(rank=1, at_step=AT))
     assert lost(outcome)["cause"] == "node lost"
     (node,) = outcome.records("node_lost")
@@ -116,7 +122,9 @@ def test_a_node_that_is_cut_off_is_lost_when_its_lease_ends(
 
 
 def test_a_node_that_stands_still_is_lost_in_a_second(chaos: Chaos, stopwatch: Stopwatch) -> None:
-    """Its kernel acknowledges what it is sent, whatever its processes do: it may be merely slow, for so long."""
+    """A node may be merely slow for a second, as its kernel acknowledges data although its
+    processes are stopped.
+    """
     outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=3.0, how=FREEZER))
     assert lost(outcome)["cause"] == "node lost"
     (node,) = outcome.records("node_lost")
@@ -126,7 +134,7 @@ def test_a_node_that_stands_still_is_lost_in_a_second(chaos: Chaos, stopwatch: S
 
 
 def test_a_longer_lease_ends_later(chaos: Chaos, stopwatch: Stopwatch) -> None:
-    """With thirty beats a node may be silent for 1490 ms: the lease is what decides, and not the silence."""
+    """A lease of thirty beats, 1490 ms, decides, and not the shorter limit of silence."""
     outcome = run(
         chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=4.0, how=FREEZER), lease_beats=30
     )
@@ -136,21 +144,23 @@ def test_a_longer_lease_ends_later(chaos: Chaos, stopwatch: Stopwatch) -> None:
 
 
 def test_a_node_that_stands_still_for_a_moment_is_kept(chaos: Chaos) -> None:
-    """For twice its lease: the node goes on, and no membership changes."""
+    """A node that stands still for twice its lease goes on, and no membership changes."""
     outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=0.3, how=FREEZER))
     assert_left_alone(outcome)
 
 
-# -- an agent that does not run ------------------------------------------------------------------------------------
+# -- an agent that does not run --------------------------------------------------------------------
 
 
 class AgentStop:
-    """Stops the agent of node1, and no other process there, once its rank is in step ``AT``.
+    """A watcher that stops the agent of node1, and no other process there, once its rank is in step
+    ``AT``.
 
-    To be called with every message of the run; true once the run has shown what came of it.
+    It is called with every message of the run, and returns True once the run has shown the
+    consequence.
 
     Args:
-        for_s: how long it stands still; None: to the end of the run.
+        for_s: length of the stop; None: to the end of the run.
     """
 
     def __init__(self, for_s: float | None) -> None:
@@ -177,14 +187,14 @@ class AgentStop:
             threading.Timer(self._for_s, self.go_on).start()
 
     def go_on(self) -> None:
-        """It runs again, if it is there."""
+        """Continue the agent, if it still exists."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGCONT)
         self.continued_ns = time.monotonic_ns()
 
     @property
     def record(self) -> Record:
-        """As if it had been injected."""
+        """The stop as a record of an injection."""
         return Record(self.stopped_ns, "test", "injected", {"rank": 1})
 
 
@@ -195,7 +205,9 @@ class AgentStop:
 def test_an_agent_that_is_slow_costs_its_node_nothing(
     chaos: Chaos, tmp_path: Path, substrate: str, for_s: float
 ) -> None:
-    """Its node's kernel acknowledges what the coordinator sends: the ranks there train on, whatever the agent does."""
+    """The ranks of a node train on while its agent is slow, because its kernel acknowledges the
+    coordinator's data.
+    """
     stop = AgentStop(for_s)
     flag = Flag(tmp_path / "heard again", stop)
     outcome = run(chaos, until=flag.until, watch=flag)
@@ -208,27 +220,29 @@ def test_an_agent_that_is_slow_costs_its_node_nothing(
 def test_an_agent_that_is_stopped_for_good_is_missed(
     chaos: Chaos, stopwatch: Stopwatch, tmp_path: Path
 ) -> None:
-    """However well its node's kernel acknowledges: a rank that cannot be ended, or told of a new plan, is no member."""
+    """A rank that cannot be ended, or told of a new plan, is no member, even if its node's kernel
+    acknowledges data.
+    """
     stop = AgentStop(None)
     flag = Flag(tmp_path / "lost", stop)
     try:
         outcome = run(chaos, until=flag.until, watch=flag, check=False)
     finally:
         stop.go_on()
-    (found,) = outcome.records("detected")
-    assert (found["rank"], found["cause"]) == (1, "node lost")
+    (detected,) = outcome.records("detected")
+    assert (detected["rank"], detected["cause"]) == (1, "node lost")
     (node,) = outcome.records("node_lost")
     assert node["detail"] == SLOW
-    assert found.t_ns - stop.stopped_ns > 0.9e9
-    stopwatch.within(1.2, stop.record, found)
+    assert detected.t_ns - stop.stopped_ns > 0.9e9
+    stopwatch.within(1.2, stop.record, detected)
 
 
-# -- link ---------------------------------------------------------------------------------------------------------
+# -- link ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.chaos(substrate="netns")
 def test_a_link_that_is_cut_has_a_node_left_out(chaos: Chaos, stopwatch: Stopwatch) -> None:
-    """Both nodes reach the coordinator, so neither is silent: only what they say of their link tells."""
+    """Both nodes reach the coordinator, so that only their own reports show the broken link."""
     outcome = run(chaos, Cut(rank=1, at_step=AT, apart_from=(2,)), spares=0)
     (left_out,) = outcome.records("left_out")
     assert left_out["nodes"] in (["node1"], ["node2"])
@@ -239,7 +253,7 @@ def test_a_link_that_is_cut_has_a_node_left_out(chaos: Chaos, stopwatch: Stopwat
 
 @pytest.mark.chaos(substrate="netns")
 def test_a_slow_link_has_no_node_left_out(chaos: Chaos) -> None:
-    """Each reduction takes several round trips of 40 ms, and none of them as long as a suspicion."""
+    """Each reduction takes several round trips of 40 ms, all shorter than a suspicion."""
     outcome = run(chaos, Delay(rank=1, at_step=AT, delay_ms=20, apart_from=(2,)), spares=0)
     assert_left_alone(outcome)
     assert max(point.seconds for point in outcome.steps[AT:]) > 0.04

@@ -14,12 +14,14 @@ from chaoskit.substrate.netns.switch import Switch
 from chaoskit.substrate.undo import UndoLog
 
 NODES = ("node0", "node1", "node2", "node3")
-#: What "the same fault" means: the added delay differs by no more than this share.
+#: Largest relative difference of the added delays.
 AGREEMENT = 0.1
 
 
 def test_four_nodes_are_made_in_a_second() -> None:
-    """Networks of their own are quick to make: an experiment on them starts as fast as without."""
+    """Networks of their own are made in a second, so that an experiment starts as fast as without
+    them.
+    """
     if reason := capabilities.namespaces():
         pytest.skip(reason)
     undo = UndoLog()
@@ -39,16 +41,23 @@ def test_four_nodes_are_made_in_a_second() -> None:
 
 @pytest.mark.slow
 def test_netem_and_our_queues_add_the_same_delay(tmp_path: Path) -> None:
-    """The kernel's netem, in a user-mode Linux, and our own queues on this kernel add the delay that was asked for."""
+    """The kernel's netem, in a user-mode Linux, and chaoskit's queues on this kernel add the same
+    delay.
+    """
     user_mode_linux.kernel()
     if reason := capabilities.delays():
         pytest.skip(reason)
     program = user_mode_linux.HERE / "delays.py"
-    theirs, ours = user_mode_linux.run(program, tmp_path), user_mode_linux.run_here(program)
-    if ours["netem"]:
+    with_netem, with_queues = (
+        user_mode_linux.run(program, tmp_path),
+        user_mode_linux.run_here(program),
+    )
+    if with_queues["netem"]:
         pytest.skip("this kernel has netem, too: there is nothing to compare it with")
-    added_ms = [found["steady"]["quickest_ms"] - found["plain_ms"] for found in (theirs, ours)]
-    assert added_ms[1] == pytest.approx(added_ms[0], rel=AGREEMENT), (theirs, ours)
+    added_ms = [
+        times["steady"]["quickest_ms"] - times["plain_ms"] for times in (with_netem, with_queues)
+    ]
+    assert added_ms[1] == pytest.approx(added_ms[0], rel=AGREEMENT), (with_netem, with_queues)
     assert added_ms[1] == pytest.approx(40, rel=AGREEMENT), "twenty milliseconds each way"
-    for found in (theirs, ours):
-        assert found["jitter"]["quickest_ms"] < 39, "some come earlier"
+    for times in (with_netem, with_queues):
+        assert times["jitter"]["quickest_ms"] < 39, "some come earlier"

@@ -1,4 +1,4 @@
-"""Times of looks at a machine that does nothing else."""
+"""Durations of examinations of a machine that does nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from chaoskit.cli.machine import doctor
-from chaoskit.health import Limits
+from chaoskit.health import HealthLimits
 from chaoskit.health.examine import examine_quickly
 
 
@@ -21,5 +21,5 @@ def test_the_doctor_is_quick() -> None:
 def test_the_look_of_an_agent_is_quick(tmp_path: Path) -> None:
     """An agent examines its node within a fraction of the time in which a job starts."""
     began_s = time.monotonic()
-    assert examine_quickly("node0", tmp_path, Limits())
+    assert examine_quickly("node0", tmp_path, HealthLimits())
     assert time.monotonic() - began_s < 5.0

@@ -1,4 +1,6 @@
-"""Ranks that hang, do not follow, are slow or go quiet: found in time, and told from those that are merely late."""
+"""Ranks that hang, do not follow, are slow or go quiet are detected in time, and distinguished from
+late ones.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ LATE, PRINTING = (
 )
 AT = 8
 HANG_S = 0.5  # RunConfig.hang_floor_ms
-FOLLOW_S = 2.0  # chaoskit.coordinator.detectors.muster.FOLLOW_S
+FOLLOW_S = 2.0  # chaoskit.coordinator.detectors.join_timeout.FOLLOW_S
 
 
 def run(chaos: Chaos, *faults: Fault, job: str = STEADY, **plan: Any) -> Outcome:
@@ -47,29 +49,34 @@ def assert_left_alone(outcome: Outcome) -> None:
     assert len(outcome.records("plan")) == 1
 
 
-# -- phase --------------------------------------------------------------------------------------------------------
+# -- phase -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["spin", "gil"])
 def test_a_rank_that_hangs_is_found_when_its_phase_is_too_old(
     chaos: Chaos, stopwatch: Stopwatch, how: str
 ) -> None:
-    """Its limit is the floor of 500 ms and some steps; a beat and a look later it is found. The next has more time."""
+    """A hang is detected a beat and a check after the limit: the floor of 500 ms and some steps.
+
+    The next suspect has more time.
+    """
     outcome = run(chaos, Hang(rank=1, at_step=AT, how=how))
-    (hang,), (found,) = struck(outcome), outcome.records("detected")
-    assert (found["rank"], found["cause"]) == (1, "hung")
-    told = re.fullmatch(r"(\w+) for (\d+) ms, limit (\d+) ms, while others wait", found["detail"])
-    assert told is not None
-    age_ms, limit_ms = int(told[2]), int(told[3])
+    (hang,), (detected,) = struck(outcome), outcome.records("detected")
+    assert (detected["rank"], detected["cause"]) == (1, "hung")
+    detail = re.fullmatch(
+        r"(\w+) for (\d+) ms, limit (\d+) ms, while others wait", detected["detail"]
+    )
+    assert detail is not None
+    age_ms, limit_ms = int(detail[2]), int(detail[3])
     assert HANG_S * 1000 <= limit_ms <= age_ms
-    assert (outcome.suspects, outcome.hang_limits_ms[told[1]] >= 2 * limit_ms - 1) == (1, True)
+    assert (outcome.suspects, outcome.hang_limits_ms[detail[1]] >= 2 * limit_ms - 1) == (1, True)
     stopwatch.within(
-        HANG_S + 1.0, hang, found
-    )  # one that spins takes CPU time from those that look
+        HANG_S + 1.0, hang, detected
+    )  # a spinning rank takes CPU time from the detectors
 
 
 def test_a_pause_whose_like_was_seen_before_is_left_alone(chaos: Chaos) -> None:
-    """The second one is longer than any limit that steps of 30 ms suggest."""
+    """The second pause is longer than any limit that steps of 30 ms suggest."""
     first = Straggle(rank=1, at_step=AT, phase="forward", delay_ms=450, steps=1)
     second = Straggle(rank=2, at_step=AT + 6, phase="forward", delay_ms=800, steps=1)
     outcome = run(chaos, first, second, steps=30)
@@ -79,19 +86,19 @@ def test_a_pause_whose_like_was_seen_before_is_left_alone(chaos: Chaos) -> None:
 
 
 def test_a_rank_that_hangs_on_a_crowded_machine_is_found(chaos: Chaos) -> None:
-    """The time for which it waits for a CPU does not count, but it hangs for longer than that."""
+    """The rank hangs for longer than its wait for a CPU, which does not count."""
     with load():
         outcome = run(
             chaos, Hang(rank=1, at_step=AT, how="gil"), job="gpt", nodes=4, options={"size": "tiny"}
         )
     assert losses(outcome) == [(1, "hung")]
-    (hang,), (found,) = struck(outcome), outcome.records("detected")
-    assert found.t_ns - hang.t_ns > HANG_S * 1e9
+    (hang,), (detected,) = struck(outcome), outcome.records("detected")
+    assert detected.t_ns - hang.t_ns > HANG_S * 1e9
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_crowded_machine_raises_no_alarm(chaos: Chaos, world: int) -> None:
-    """Waiting for a CPU is no hang."""
+    """A wait for a CPU is no hang."""
     with load():
         outcome = run(chaos, job="gpt", nodes=world, steps=24, options={"size": "tiny"})
     assert_left_alone(outcome)
@@ -99,13 +106,17 @@ def test_a_crowded_machine_raises_no_alarm(chaos: Chaos, world: int) -> None:
 
 @pytest.mark.parametrize("job", ["evaluating", "saving", "compiling", "starting_slowly"])
 def test_work_that_takes_longer_than_a_phase_may_is_no_hang(chaos: Chaos, job: str) -> None:
-    """A declared long phase, work between two steps, a compilation in the middle of one, a slow start."""
+    """Long work is no hang in a declared phase, between two steps, in a compilation, or at the
+    start.
+    """
     assert_left_alone(run(chaos, job=f"{JOBS}:{job}", spares=0, options={"seconds": 2.4 * HANG_S}))
 
 
 @pytest.mark.parametrize("job", ["uneven", "growing"])
 def test_steps_of_different_length_are_no_hangs(chaos: Chaos, job: str) -> None:
-    """The floor is below the length of a step, so only the learned step time protects the longest ones."""
+    """The floor is below the length of a step, so only the learned step time protects the longest
+    ones.
+    """
     outcome = run(chaos, job=f"{JOBS}:{job}", spares=0, hang_floor_ms=15)
     assert max(point.seconds for point in outcome.steps) > 0.06
     assert_left_alone(outcome)
@@ -114,7 +125,9 @@ def test_steps_of_different_length_are_no_hangs(chaos: Chaos, job: str) -> None:
 def test_a_rank_that_is_late_within_the_limit_is_left_alone(
     chaos: Chaos, stopwatch: Stopwatch
 ) -> None:
-    """Each phase of two steps begins late by more than half the limit; then the steps are as short as before."""
+    """Each phase of two steps begins late by more than half the limit; then the steps are as short
+    as before.
+    """
     outcome = run(chaos, Straggle(rank=1, at_step=AT, delay_ms=300, steps=2))
     assert_left_alone(outcome)
     assert min(point.seconds for point in outcome.steps[AT : AT + 2]) >= 0.6
@@ -127,16 +140,16 @@ def test_a_rank_that_is_late_within_the_limit_is_left_alone(
 
 @pytest.mark.skipif(bool(unavailable("cpu")), reason=unavailable("cpu"))
 def test_a_rank_with_a_share_of_a_cpu_is_left_alone(chaos: Chaos) -> None:
-    """The kernel lets the process run for a part of each tenth of a second only."""
+    """The kernel runs the process for a part of each tenth of a second."""
     fault = Straggle(rank=1, at_step=AT, how="quota", cpu_fraction=0.15, steps=10)
     assert_left_alone(run(chaos, fault, job="gpt", nodes=2, spares=0, options={"size": "tiny"}))
 
 
-# -- a plan is not followed ---------------------------------------------------------------------------------------
+# -- a plan is not followed ------------------------------------------------------------------------
 
 
 def waits_in_reduction(message: Any) -> bool:
-    """Rank 1 has nothing to do but to wait for the others."""
+    """Return True if rank 1 only waits for the others."""
     beats = message.beats if isinstance(message, Heartbeat) else ()
     return any(
         (beat.worker, beat.step, beat.phase) == ("node1.0", AT, Phase.REDUCE) for beat in beats
@@ -144,14 +157,16 @@ def waits_in_reduction(message: Any) -> bool:
 
 
 def grows(message: Any) -> bool:
-    """The world is to be full again, at the next step boundary."""
+    """Return True if the world is to be full again, at the next step boundary."""
     return isinstance(message, Plan) and message.generation > 1 and len(message.members) == 3
 
 
 def test_a_rank_that_does_not_follow_a_plan_is_missed(
     chaos: Chaos, stopwatch: Stopwatch, tmp_path: Path
 ) -> None:
-    """It holds the interpreter lock where it may wait as long as it likes. Then another rank dies, and it is due."""
+    """A rank that holds the interpreter lock in an unlimited wait is missed when another rank dies
+    and a plan is due.
+    """
     waits = Flag(tmp_path / "waits", waits_in_reduction)
     options = {"at_step": AT, "waits": waits.until["file"], "deaf": str(tmp_path / "deaf")}
     plan = {
@@ -180,7 +195,10 @@ def test_a_rank_that_does_not_follow_a_plan_is_missed(
 def test_a_rank_that_follows_a_plan_at_the_end_of_a_long_step_is_not_missed(
     chaos: Chaos, tmp_path: Path
 ) -> None:
-    """The world grows when the step is over. Until then a rank waits in it, for longer than it takes to follow."""
+    """A rank may follow a plan of growth late, because the world grows at the end of the step.
+
+    The rank waits in the step for longer than it may take to follow.
+    """
     planned = Flag(tmp_path / "planned", grows)
     options = {"full": 3, "planned": planned.until["file"], "seconds": 1.25 * FOLLOW_S}
     plan = {
@@ -199,7 +217,7 @@ def test_a_rank_that_follows_a_plan_at_the_end_of_a_long_step_is_not_missed(
     assert first.t_ns - grown.t_ns > FOLLOW_S * 1e9
 
 
-# -- stragglers ---------------------------------------------------------------------------------------------------
+# -- stragglers ------------------------------------------------------------------------------------
 
 PACED = {
     "job": "paced",
@@ -211,31 +229,35 @@ PACED = {
 
 
 def test_a_straggler_is_told_and_replaced(chaos: Chaos, stopwatch: Stopwatch) -> None:
-    """A shard takes five times longer than those of the others: in so many steps, and a little."""
+    """A rank with shards that take five times longer is replaced after the stated number of steps, and
+    a little.
+    """
     outcome = run(chaos, Straggle(rank=1, at_step=AT, delay_ms=45, steps=1000), steps=40, **PACED)
-    told = outcome.records("straggler")[0]
-    assert (told["rank"], told["kind"]) == (1, "compute")
-    (found,) = outcome.records("detected")
-    assert (found["rank"], found["cause"]) == (1, "slow")
+    report = outcome.records("straggler")[0]
+    assert (report["rank"], report["kind"]) == (1, "compute")
+    (detected,) = outcome.records("detected")
+    assert (detected["rank"], detected["cause"]) == (1, "slow")
     (fault,) = struck(outcome)
-    assert fault.t_ns < told.t_ns <= found.t_ns
-    stopwatch.within(3.2, fault, found)
+    assert fault.t_ns < report.t_ns <= detected.t_ns
+    stopwatch.within(3.2, fault, detected)
 
 
 @pytest.mark.parametrize(
     ("delay_ms", "steps"), [(12, 1000), (45, 8)], ids=["not slow enough", "not for long enough"]
 )
 def test_an_uneven_rank_is_not_replaced(chaos: Chaos, delay_ms: float, steps: int) -> None:
-    """More than twice as slow for all steps, or five times for fewer steps than the limit."""
+    """A rank is kept that is twice as slow for all steps, or five times as slow for fewer steps
+    than the limit.
+    """
     outcome = run(
         chaos, Straggle(rank=1, at_step=AT, delay_ms=delay_ms, steps=steps), steps=30, **PACED
     )
     assert_left_alone(outcome)
 
 
-# -- log rules ----------------------------------------------------------------------------------------------------
+# -- log rules -------------------------------------------------------------------------------------
 
-#: As if there were no other detector: what a rule does not find is not found.
+#: Settings that turn all other detectors off.
 RULED: dict[str, Any] = {
     "job": str(PRINTING),
     "rules": [
@@ -252,7 +274,7 @@ RULED: dict[str, Any] = {
 
 
 def test_a_rank_that_goes_quiet_breaks_its_log_rule(chaos: Chaos, stopwatch: Stopwatch) -> None:
-    """The rule finds it after the second without a line that it allows, though no other detector looks."""
+    """The rule fires after its second without a line, with all other detectors off."""
     outcome = run(chaos, Hang(rank=1, at_step=AT, how="spin"), **RULED)
     (hang,), (fired,) = struck(outcome), outcome.records("rule_fired")
     assert (fired["rule"], fired["verdict"], fired["rank"]) == ("quiet", "hanging", 1)
@@ -261,6 +283,6 @@ def test_a_rank_that_goes_quiet_breaks_its_log_rule(chaos: Chaos, stopwatch: Sto
 
 
 def test_a_rank_that_is_quiet_for_less_than_its_rule_allows_is_left_alone(chaos: Chaos) -> None:
-    """For three steps there are about 700 ms between two of its lines, and a second is allowed."""
+    """The rank prints about 700 ms apart for three steps, and its rule allows a second."""
     outcome = run(chaos, Straggle(rank=1, at_step=AT, delay_ms=220, steps=3), **RULED)
     assert_left_alone(outcome)

@@ -1,4 +1,6 @@
-"""Uneven work with measured times: what else runs on the machine moves shares, too, so these runs are alone on it."""
+"""Uneven work with measured times: these runs are alone on the machine, because other load moves
+shares, too.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos(detection="relaxed")]
 
 
 def half_speed(steps: int) -> Straggle:
-    """Both phases of a shard begin late, by as much as the shard takes together."""
+    """Return a fault that delays both phases of a shard, in all by the length of the shard."""
     return Straggle(rank=1, at_step=AT, delay_ms=SHARD_S / 2 * 1000, steps=steps)
 
 
@@ -44,7 +46,7 @@ def test_when_it_recovers_all_get_as_many_as_before(chaos: Chaos) -> None:
 
 
 def test_the_shares_of_the_others_hold_when_a_rank_dies(chaos: Chaos) -> None:
-    """The world shrinks in the middle of it, and grows again."""
+    """The world shrinks while a rank is slow, and grows again."""
     outcome = run(chaos, half_speed(100), Kill(rank=3, at_step=20), until={"world": 4})
     assert loads(outcome)[1][1] <= 3
     (shrunk,) = [counts for counts in loads(outcome) if len(counts) == 3][:1]
@@ -72,16 +74,16 @@ def test_slow_input_is_told_from_slow_computation(chaos: Chaos) -> None:
         slow_limit=2.0,
         spares=1,
     )
-    told = journal(outcome, Event.STRAGGLER)
-    assert [(record["rank"], record["kind"]) for record in told] == [(1, "input")]
-    assert told[0]["score"] > 2
+    reports = journal(outcome, Event.STRAGGLER)
+    assert [(record["rank"], record["kind"]) for record in reports] == [(1, "input")]
+    assert reports[0]["score"] > 2
     assert loads(outcome)[1][1] in (1, 2)
     assert journal(outcome, Event.DETECTED) == [], "another node would read as slowly"
 
 
 @pytest.mark.parametrize("job", ["gpt", "paced"])
 def test_in_an_even_run_no_shard_moves(chaos: Chaos, job: str) -> None:
-    """Four ranks on however few CPUs there are, and a machine that may do other things."""
+    """No shard moves with four ranks on any number of CPUs, on a machine that may do other work."""
     options: dict[str, Any] = {"size": "tiny", "batch": 32} if job == "gpt" else {"shard_s": 0.004}
     outcome = run(chaos, job=job, options=options, steps=100)
     assert loads(outcome) == [[4, 4, 4, 4]]
@@ -93,7 +95,7 @@ def test_a_slow_network_is_told_and_the_node_that_is_slow_to_reach(chaos: Chaos)
     if reason := fault.unavailable():
         pytest.skip(reason)
     outcome = run(chaos, fault, options={"shard_s": 0.004}, steps=60, slow_limit=2.0)
-    told = journal(outcome, Event.STRAGGLER)
-    assert {record["kind"] for record in told} == {"network"}
-    assert any(record["detail"].startswith("node2 is slow to reach") for record in told)
+    reports = journal(outcome, Event.STRAGGLER)
+    assert {record["kind"] for record in reports} == {"network"}
+    assert any(record["detail"].startswith("node2 is slow to reach") for record in reports)
     assert journal(outcome, Event.DETECTED, Event.REBALANCED) == []

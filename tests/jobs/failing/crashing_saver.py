@@ -1,11 +1,12 @@
-"""Processes that save one snapshot after another until they are killed, and what the disk holds after each of them.
+"""Processes that save snapshots until they are killed, and the contents of the disk after each of
+them.
 
     python crashing_saver.py ROOT KIND SEED TIMES
 
-``KIND`` is a boundary; ``byte``: the kernel kills at a random byte of a file; ``instant``: SIGKILL when a process has
-made a random number of saves and come to a random number of boundaries after that, wherever it is meanwhile. Each
-process begins where the one before was killed, in the same directory. Prints a line of JSON for each, with what was
-drawn.
+``KIND`` is a boundary, ``byte`` or ``instant``. With ``byte`` the kernel kills a process at a
+random byte of a file. With ``instant`` SIGKILL comes after a random number of saves and, after
+that, of boundaries, wherever the process is. Each process begins where the one before was killed,
+in the same directory. The script prints a line of JSON for each, with the random choices.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from chaoskit.checkpoint.disk.retention import Retention
 from chaoskit.checkpoint.disk.tier import DiskTier
 from chaoskit.checkpoint.layout.boxes import whole
 
-ELEMENTS = 2**23 + 99  # of 4 bytes: three chunks
+ELEMENTS = 2**23 + 99  # elements of 4 bytes: three chunks
 SMALL = 50_000
 MOST_SAVES = 40
 _ack = struct.Struct("q")
@@ -47,7 +48,7 @@ def save_until_killed(tier: DiskTier, elements: int, acknowledge: int) -> None:
 
 
 def kill_at(boundary: str, visit: int) -> Callable[[str], None]:
-    """A hook that ends its process when it comes to the boundary for the so-manieth time."""
+    """Return a hook that kills its process when it reaches the boundary for the ``visit``-th time."""
     visits = 0
 
     def hook(reached: str) -> None:
@@ -60,7 +61,7 @@ def kill_at(boundary: str, visit: int) -> Callable[[str], None]:
 
 
 def tell(progress: int) -> Callable[[str], None]:
-    """A hook that writes a byte at each boundary, an "s" where a save is made."""
+    """Return a hook that writes a byte at each boundary, an "s" where a save is made."""
 
     def hook(reached: str) -> None:
         os.write(progress, b"s" if reached == "committed" else b".")
@@ -69,7 +70,7 @@ def tell(progress: int) -> Callable[[str], None]:
 
 
 def await_progress(progress: int, saves: int, boundaries: int) -> None:
-    """Return when so many saves are made, and so many boundaries are reached after that."""
+    """Return after ``saves`` saves, and ``boundaries`` boundaries after those."""
     while saves or boundaries:
         reached = os.read(progress, 1)
         assert reached, "the process has ended by itself"
@@ -79,21 +80,25 @@ def await_progress(progress: int, saves: int, boundaries: int) -> None:
             boundaries -= 1
 
 
-def one_life(root: Path, kind: str, chance: random.Random) -> dict[str, int | None]:
-    """Start a process, let it die; what was drawn, the last step that it knew to be stored, and the signal."""
+def one_life(root: Path, kind: str, generator: random.Random) -> dict[str, int | None]:
+    """Start a process and let it die; return the random choices, the last step that it knew to be
+    stored, and the signal.
+    """
     reader, writer = os.pipe()
     progress_r, progress_w = os.pipe()
     limit, saves, boundaries = (
-        chance.randint(1, 4 * SMALL + 1000),
-        chance.randint(0, 1),
-        chance.randrange(25),
+        generator.randint(1, 4 * SMALL + 1000),
+        generator.randint(0, 1),
+        generator.randrange(25),
     )
     pid = os.fork()
     if pid == 0:
         os.close(reader)
         os.close(progress_r)
         hook = (
-            tell(progress_w) if kind in ("byte", "instant") else kill_at(kind, chance.randint(1, 3))
+            tell(progress_w)
+            if kind in ("byte", "instant")
+            else kill_at(kind, generator.randint(1, 3))
         )
         if kind == "byte":
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -116,28 +121,31 @@ def one_life(root: Path, kind: str, chance: random.Random) -> dict[str, int | No
 
 
 def look(root: Path) -> dict[str, object]:
-    """What a process that starts after the crash finds."""
+    """Return the results of a process that starts after the crash."""
     tier = DiskTier(root)
     listing = tier.snapshots()
     steps = [snapshot.manifest.step for snapshot in listing.snapshots]
-    told: dict[str, object] = {"steps": steps, "damaged": [one.reason for one in listing.damaged]}
+    results: dict[str, object] = {
+        "steps": steps,
+        "damaged": [snapshot.reason for snapshot in listing.damaged],
+    }
     if steps:
-        found = tier.newest_verified()
-        item = found.snapshot.items["w"][0]
-        weights, step = torch.empty(item.shape, dtype=torch.int32), torch.tensor(-1)
-        found.snapshot.read_into({"w": (weights, whole(item.shape)), "step": (step, whole(()))})
-        told |= {"step": int(step), "lost": [one.name for one in found.lost]}
-        told["mixed"] = not bool((weights == step).all())
-    told["swept"] = len(tier.sweep())
+        search = tier.newest_verified()
+        part = search.snapshot.items["w"][0]
+        weights, step = torch.empty(part.shape, dtype=torch.int32), torch.tensor(-1)
+        search.snapshot.read_into({"w": (weights, whole(part.shape)), "step": (step, whole(()))})
+        results |= {"step": int(step), "lost": [snapshot.name for snapshot in search.lost]}
+        results["mixed"] = not bool((weights == step).all())
+    results["swept"] = len(tier.sweep())
     left = [*(root / STAGING).glob("*"), *(root / TRASH).glob("*")]
-    return told | {"left": [path.name for path in left]}
+    return results | {"left": [path.name for path in left]}
 
 
 def main() -> None:
     root, kind, seed, times = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    chance = random.Random(seed)
+    generator = random.Random(seed)
     for _ in range(times):
-        life = one_life(root, kind, random.Random(chance.random()))
+        life = one_life(root, kind, random.Random(generator.random()))
         print(json.dumps({**life, **look(root)}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""A job whose workers end themselves, all of them, at chosen moments of the update."""
+"""A job in which all workers end themselves, at chosen moments of the update."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ import torch
 from torch import nn
 
 from chaoskit.fixtures.jobs.goal import Goal
-from chaoskit.process.heartbeat_page import _COPIED
+from chaoskit.process.progress_board import _COPIED
 
 DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
 PATIENCE_S = 60.0
 
 
 class Doom:
-    """Ends the ranks ``fatal[step]`` of a step, once in a run, when all of them have come to the place ``where``.
+    """Ends the ranks ``fatal[step]`` of a step, once in a run, when all of them have reached
+    ``where``.
 
     Args:
-        where: ``forward``, ``backward``, ``update`` (before anything is written) or ``torn`` (half of it is written).
-        marker: path of files that tell which ranks have ended already.
-        ahead: a rank that begins the next step before these end.
-        copied: ranks that wait for a copy of their state before they end; None for the first ones that have copies,
-            which wait before each step if ranks are to be torn.
-        paced: these wait in any case.
+        where: ``forward``, ``backward``, ``update`` (before any write) or ``torn`` (half of it is
+            written).
+        marker: path prefix of files that record which ranks have ended already.
+        ahead: a rank that begins the next step before the others end.
+        copied: ranks that wait for a copy of their state before they end. None: the first ranks
+            that have copies, which wait before each step if ranks are to be torn.
+        paced: the ranks wait for copies in any case.
     """
 
     def __init__(
@@ -45,18 +47,18 @@ class Doom:
         self._ahead, self._copied, self._paced = ahead, copied, paced
 
     def begin(self) -> None:
-        """Tell the others that this rank, which is to be ahead, begins a step."""
+        """Signal that this rank begins a step, if it is the rank that is to be ahead."""
         trainer = self._trainer
         if self._marker and trainer.took_part and trainer.rank == self._ahead:
             self._begun(trainer.step).touch()
 
     def strike(self, where: str, weights: torch.Tensor) -> None:
-        """Does not return if this is the place."""
+        """End this process if this is its place and step; otherwise return."""
         trainer = self._trainer
         doomed = self._fatal.get(str(trainer.step), []) if trainer.took_part else []
         doomed = [
             rank for rank in doomed if rank < trainer.world
-        ]  # after a loss not all are back yet
+        ]  # not all ranks are back after a loss
         if where != self._where or trainer.rank not in doomed or not self._is_first(trainer.rank):
             return
         if where == "torn":
@@ -69,7 +71,7 @@ class Doom:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def await_copy(self) -> None:
-        """Let the agents copy the state before a step that may be torn, however busy the machine is.
+        """Let the agents copy the state before a step that may be torn, even on a busy machine.
 
         Training itself waits 20 ms at most.
         """
@@ -98,14 +100,15 @@ class Doom:
                 time.sleep(0.001)
 
     def _struck(self) -> bool:
-        """Whether some rank has ended: then others may be copied, as two ranks may be on one node."""
+        """Return True if some rank has ended.
+
+        Then the copy of another rank may exist, as two ranks may be on one node.
+        """
         marker = Path(self._marker)
         return any(marker.parent.glob(f"{marker.name}.[0-9]*"))
 
     def _copies_awaited(self) -> int:
-        return (
-            1 if self._ahead is None else 2
-        )  # the first one may be that of the rank that is ahead
+        return 1 if self._ahead is None else 2  # the first copy may be that of the rank ahead
 
     def _begun(self, step: int) -> Path:
         return Path(f"{self._marker}.begun.{step}")
@@ -122,7 +125,7 @@ class Doom:
 
 
 class DoomedAdam(torch.optim.Adam):
-    """Strikes inside its update."""
+    """An Adam optimizer that strikes inside its update."""
 
     def __init__(self, parameters: Any, doom: Doom) -> None:
         super().__init__(parameters, lr=1e-2)
@@ -139,7 +142,7 @@ def train(
     *,
     steps: int,
     step_s: float = 0.0,
-    fatal: dict[str, list[int]] = {},  # noqa: B006 - is not changed
+    fatal: dict[str, list[int]] = {},  # noqa: B006 - not changed
     where: str = "torn",
     marker: str = "",
     ahead: int | None = None,
@@ -147,10 +150,11 @@ def train(
     frozen_mb: int = 0,
     until: dict[str, Any] | None = None,
 ) -> None:
-    """See :class:`Doom`.
+    """Train a small replicated model; ranks end as :class:`Doom` defines.
 
     Args:
-        frozen_mb: weights that are not trained, so that a copy of the state costs as much as many steps may take.
+        frozen_mb: size of weights that are not trained, so that a copy of the state costs as much
+            as many steps may take.
         until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
     """
     torch.manual_seed(trainer.seed)
@@ -160,7 +164,9 @@ def train(
             "frozen", nn.Parameter(torch.zeros(frozen_mb * 2**18), requires_grad=False)
         )
     doom = Doom(trainer, fatal, where, marker, ahead, copied, paced=frozen_mb > 0)
-    optimizer = DoomedAdam([one for one in model.parameters() if one.requires_grad], doom)
+    optimizer = DoomedAdam(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], doom
+    )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler)
     goal = Goal(trainer, steps, until)

@@ -1,4 +1,6 @@
-"""A job whose ranks wait until a file is there: in the first steps of a larger world, before others, or at the end."""
+"""A job with ranks that wait for a file: in the first steps of a larger world, before others, or at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ def train(
 ) -> None:
     """Train a small replicated model.
 
+    Each wait takes ``PATIENCE_S`` at most. The unbroken run, which has no goal, does not wait.
+
     Args:
-        world: of so many ranks, which wait for ``file`` inside the step, before they compute; 0: none does. Each wait
-            takes ``PATIENCE_S`` at most. The unbroken run, which has no goal, waits nowhere.
+        world: size of the world that waits for ``file`` inside the step, before they compute;
+            0: none.
         gates: step -> file for which each rank waits before it.
         full: steps take 0.1 s while there are fewer ranks.
         last: file for which the last rank waits before it is done.

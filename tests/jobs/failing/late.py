@@ -1,4 +1,4 @@
-"""Jobs of which one rank is late for a plan, or does not come at all."""
+"""Jobs with a rank that is late for a plan, or never follows it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def _train(trainer: Any, steps: int, outside: Callable[[], None]) -> None:
 
 
 def late_for_a_growth(trainer: Any, *, steps: int, full: int, planned: str, seconds: float) -> None:
-    """While the world has fewer ranks than ``full``, rank 0 keeps the others waiting in a reduction, once.
+    """Keep the others waiting in a reduction, once, while the world has fewer ranks than ``full``.
 
-    It stays in a declared long phase until the file ``planned`` is there, and for ``seconds`` more.
+    Rank 0 stays in a declared long phase until the file ``planned`` exists, and for ``seconds``
+    more.
     """
     waited = False
 
@@ -46,10 +47,11 @@ def late_for_a_growth(trainer: Any, *, steps: int, full: int, planned: str, seco
 
 
 def deaf_in_a_reduction(trainer: Any, *, steps: int, at_step: int, waits: str, deaf: str) -> None:
-    """Before ``at_step`` rank 2 waits until rank 1, which waits for it in the reduction, runs no Python any more.
+    """Make rank 2 wait before ``at_step`` until rank 1, which waits in the reduction, runs no
+    Python any more.
 
-    A thread of rank 1 takes the interpreter lock for ever once the file ``waits`` is there, and makes the file ``deaf``
-    just before.
+    A thread of rank 1 takes the interpreter lock for ever once the file ``waits`` exists. It makes
+    the file ``deaf`` just before.
     """
 
     def hold_lock() -> None:

@@ -1,4 +1,4 @@
-"""Jobs that write to the disk of their node in every step: one bears errors, one does not."""
+"""Jobs that write to the disk of their node in every step: one handles errors, one ends with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ SIZE_BYTES = 64 * 1024
 
 
 def _save(trainer: Any) -> None:
-    """As checkpoints are written: beside the old one, made durable, put in its place."""
+    """Write a file as checkpoints are written: beside the old file, synced, then renamed into its
+    place.
+    """
     fresh = trainer.disk / f"state-{os.getpid()}.fresh"  # a spare has no rank yet
     with fresh.open("wb") as file:
         file.write(bytes(SIZE_BYTES))
@@ -35,7 +37,7 @@ def _train(trainer: Any, steps: int, save: Callable[[Any], None]) -> None:
 
 
 def bears_errors(trainer: Any, *, steps: int) -> None:
-    """Goes on without the copy that could not be written."""
+    """Train on without the copy that could not be written."""
 
     def save(trainer: Any) -> None:
         try:
@@ -47,5 +49,5 @@ def bears_errors(trainer: Any, *, steps: int) -> None:
 
 
 def ends_with_errors(trainer: Any, *, steps: int) -> None:
-    """Whoever cannot save ends."""
+    """End the rank with the error if it cannot save."""
     _train(trainer, steps, _save)

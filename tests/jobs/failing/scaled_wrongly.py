@@ -1,4 +1,4 @@
-"""A job whose learning rate follows the world by a rule of its own: once more than it should."""
+"""A job that scales its batches by its own rule in addition to that of the run."""
 
 from __future__ import annotations
 

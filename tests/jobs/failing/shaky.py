@@ -1,6 +1,7 @@
-"""A sharded job whose first process on one rank never gets through a step: its collectives fail, time and again.
+"""A sharded job in which one rank's first process never completes a step: its collectives fail
+repeatedly.
 
-With ``resets`` the other rank notices each time at once, as one does whose peer closes its connections.
+With ``resets`` the other rank notices each failure at once, as if its peer closed its connections.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def train(trainer: Any, *, steps: int = 12, bad_step: int = 5, resets: bool = Fa
     trainer.register(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01))
     data = TensorDataset(torch.randn(64, 8))
     first, journal = trainer.disk / "first", trainer.disk.parents[1] / "journal" / "node1.0.jsonl"
-    seen = _failures(journal)
+    failures = _failures(journal)
     while trainer.step < steps:
         with trainer.transaction() as step:
             for shard in step.shards(data, batch_size=8):
@@ -37,7 +38,7 @@ def train(trainer: Any, *, steps: int = 12, bad_step: int = 5, resets: bool = Fa
                     resets
                     and trainer.rank == 0
                     and trainer.step == bad_step
-                    and _fails_again(journal, seen)
+                    and _fails_again(journal, failures)
                 ):
                     raise DistNetworkError("connection closed by peer")
 
@@ -46,10 +47,10 @@ def _failures(journal: Path) -> int:
     return journal.read_text().count('"quiesced"') if journal.exists() else 0
 
 
-def _fails_again(journal: Path, seen: int) -> bool:
-    """Whether the other rank has reported a failure in this entry; the one that replaces it does not."""
-    deadline_s = time.monotonic() + 0.1  # below the time in which the generation is planned again
-    while time.monotonic() < deadline_s and _failures(journal) == seen:
+def _fails_again(journal: Path, failures: int) -> bool:
+    """Return True if the other rank has reported a failure in this entry; its replacement does not."""
+    deadline_s = time.monotonic() + 0.1  # less than the time until the generation is planned again
+    while time.monotonic() < deadline_s and _failures(journal) == failures:
         time.sleep(0.002)
-    time.sleep(0.01)  # the report comes behind that record
-    return _failures(journal) > seen
+    time.sleep(0.01)  # the report follows that record
+    return _failures(journal) > failures

@@ -1,4 +1,6 @@
-"""A job whose ranks stand still at one step, each rank once: between two steps, inside one, or in a declared phase."""
+"""A job in which ranks hang at one step, each once: between two steps, inside one, or in a declared
+phase.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ PAUSE_S = 0.01
 def train(
     trainer: Any, *, steps: int, marks: str, until: dict[str, Any] | None = None, **how: Any
 ) -> None:
-    """Train a small replicated model; ``how``: see :class:`Standstill`."""
+    """Train a small replicated model; see :class:`Standstill` for the options ``how``."""
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
     trainer.register(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2))
@@ -50,14 +52,15 @@ def _train(trainer: Any, model: nn.Module, goal: Goal, standstill: Standstill) -
 
 
 class Standstill:
-    """A rank stands still when it is at the place, in the step, and no rank of that number was there before.
+    """Makes a rank hang at the place and step, unless a rank with its number has hung before.
 
     Args:
-        marks: directory with a file for each rank that has stood still.
+        marks: directory with a file for each rank that has hung.
         where: ``outside``, ``inside``, or ``long`` for a declared phase between two steps.
-        ranks: those with a lower number stand still.
-        for_s: they go on after so much time in which their process ran, in pieces of ``PAUSE_S``; 0: never.
-        deaf: they hold the interpreter lock, so no other thread of the process runs.
+        ranks: ranks with a lower number hang.
+        for_s: running time of the process after which a rank goes on, in pieces of ``PAUSE_S``; 0:
+            never.
+        deaf: the ranks hold the interpreter lock, so that no other thread of the process runs.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Standstill:
         self._where, self._ranks, self._for_s, self._deaf = where, ranks, for_s, deaf
 
     def reach(self, place: str) -> None:
-        """Stand still here, if this is the place and the step."""
+        """Hang here, if this is the place and the step."""
         trainer = self._trainer
         if trainer.step != FAULT_STEP or trainer.rank >= self._ranks:
             return

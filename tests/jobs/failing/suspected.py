@@ -1,4 +1,6 @@
-"""A sharded job with one NaN in a step, and a rank that dies while that step is computed again to find its cause."""
+"""A sharded job with a NaN in one step, and a rank that dies while the step is computed again to
+find its cause.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ def train(trainer: Any, *, steps: int, bad_step: int = 0, marker: str = "") -> N
     """Train a linear model.
 
     Args:
-        bad_step: the loss of rank ``SUSPECT`` is NaN when this step is computed first; rank ``DOOMED`` dies when it is
-            computed for the second time. 0 for never.
-        marker: path of a file that is there when that has happened.
+        bad_step: step in which the loss of rank ``SUSPECT`` is NaN the first time, and rank
+            ``DOOMED`` dies the second time; 0: never.
+        marker: path of a file that exists after that.
     """
     torch.manual_seed(trainer.seed)
     model = torch.nn.Linear(8, 8)
@@ -30,7 +32,7 @@ def train(trainer: Any, *, steps: int, bad_step: int = 0, marker: str = "") -> N
     visits = 0
     while trainer.step < steps:
         with trainer.transaction() as step:
-            for shard in step.shards(data, batch_size=8):  # one a rank in each attempt
+            for shard in step.shards(data, batch_size=8):  # one shard per rank in each attempt
                 due = bad_step > 0 and trainer.step == bad_step and not Path(marker).exists()
                 visits += due
                 loss = model(shard.batch[0]).square().mean()

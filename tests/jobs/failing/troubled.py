@@ -29,7 +29,14 @@ def _train(
     step_s: Callable[[int], float] = lambda step: 0.0,
     until: dict[str, Any] | None = None,
 ) -> None:
-    """``until``: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`."""
+    """Train a small replicated model.
+
+    Args:
+        inside: factor of a shard's loss.
+        outside: called before each transaction.
+        step_s: least time of a step.
+        until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
+    """
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -47,18 +54,20 @@ def _train(
 def plain(
     trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None
 ) -> None:
-    """Clips gradients, drops out, and changes its learning rate: all of it must survive."""
+    """Train with clipped gradients, dropout and a changing learning rate, all of which must
+    survive.
+    """
     _train(trainer, steps, step_s=lambda step: step_s, until=until)
 
 
 def with_a_process(trainer: Any, *, steps: int, step_s: float = 0.0) -> None:
-    """Starts a process of its own, as loggers and data loaders do, and never ends it."""
+    """Train beside a process of the job that never ends, as of a logger or a data loader."""
     subprocess.Popen(["sleep", "600"])
     _train(trainer, steps, step_s=lambda step: step_s)
 
 
 def gives_up(trainer: Any) -> None:
-    """Rehearses, and returns in its first step, before that is committed."""
+    """Rehearse, and return in the first step, before it is committed."""
     model = nn.Linear(4, 1)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     with contextlib.suppress(ValueError), trainer.transaction() as step:
@@ -71,7 +80,7 @@ def gives_up(trainer: Any) -> None:
 def chatty(
     trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None
 ) -> None:
-    """Each rank prints a long line before each step."""
+    """Train; each rank prints a long line before each step."""
 
     def outside() -> None:
         print(f"step {trainer.step} {'.' * 400}")
@@ -82,7 +91,7 @@ def chatty(
 def bad_batches(
     trainer: Any, *, steps: int, bad: dict[str, list[int]], value: float | None = None
 ) -> None:
-    """The loss of the shards ``bad[step]`` is not finite, whoever computes it."""
+    """Train with losses of the shards ``bad[step]`` that are not finite, on any rank."""
 
     def inside(shard: int) -> float:
         return (value or math.nan) if shard in bad.get(str(trainer.step), ()) else 1.0
@@ -91,7 +100,7 @@ def bad_batches(
 
 
 def wide(trainer: Any, *, steps: int, bad: dict[str, list[int]]) -> None:
-    """A batch of 96 samples, for as many shards."""
+    """Train on a batch of 96 samples, for as many shards."""
     torch.manual_seed(trainer.seed)
     model = nn.Linear(4, 1)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
@@ -103,19 +112,19 @@ def wide(trainer: Any, *, steps: int, bad: dict[str, list[int]]) -> None:
 
 
 def bad_at_first(trainer: Any, *, steps: int, at_step: int) -> None:
-    """At one step every process gets NaN the first time that it computes, and never again."""
-    seen: set[int] = set()
+    """Train with NaN at one step, the first time that a process computes it, and never again."""
+    shards: set[int] = set()
 
     def inside(shard: int) -> float:
-        first = trainer.took_part and trainer.step == at_step and not seen
-        seen.update([shard] if trainer.took_part and trainer.step == at_step else [])
+        first = trainer.took_part and trainer.step == at_step and not shards
+        shards.update([shard] if trainer.took_part and trainer.step == at_step else [])
         return math.nan if first else 1.0
 
     _train(trainer, steps, inside=inside)
 
 
 def overflowing(trainer: Any, *, steps: int, at_step: int) -> None:
-    """At one step the gradient of every shard is finite, and their sum is not."""
+    """Train with a step in which the gradient of every shard is finite, and their sum is not."""
     torch.manual_seed(trainer.seed)
     weight = nn.Parameter(torch.zeros(16))
     model = nn.ParameterList([weight])
@@ -128,7 +137,9 @@ def overflowing(trainer: Any, *, steps: int, at_step: int) -> None:
 
 
 def slow_to_leave(trainer: Any, *, steps: int, until: dict[str, Any] | None = None) -> None:
-    """The last rank is busy in its own code when it is to leave, until long after the others have met."""
+    """Train; the last rank is busy in its own code when it is to leave, until long after the others
+    have met.
+    """
 
     def outside() -> None:
         time.sleep(
@@ -139,7 +150,7 @@ def slow_to_leave(trainer: Any, *, steps: int, until: dict[str, Any] | None = No
 
 
 def with_a_slope(trainer: Any, *, steps: int) -> None:
-    """The gradient of ``slope`` is 1.5 in every step, which one flipped bit, the 30th, makes no number."""
+    """Train a parameter ``slope`` with the gradient 1.5; flipping its bit 30 makes it NaN."""
     torch.manual_seed(trainer.seed)
     model = nn.Linear(4, 1)
     model.register_parameter("slope", nn.Parameter(torch.zeros(1)))
@@ -151,7 +162,7 @@ def with_a_slope(trainer: Any, *, steps: int) -> None:
 
 
 def vigilant(trainer: Any, *, steps: int, waits: bool = False) -> None:
-    """Does not bear a loss that is no number: raises an exception, or catches that and waits for a person."""
+    """Train; at a loss that is not finite, raise an exception, or wait for a person."""
     torch.manual_seed(trainer.seed)
     model = nn.Linear(4, 1)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
@@ -176,7 +187,9 @@ def late_ones_fail(
     refuse: bool = False,
     until: dict[str, Any] | None = None,
 ) -> None:
-    """Workers that are started after the training began cannot be built, for the first ``failures`` times."""
+    """Train; workers that start after the training began cannot be built, the first ``failures``
+    times.
+    """
     if Path(marker).exists():
         for number in range(failures):
             try:
@@ -199,16 +212,16 @@ def late_ones_fail(
 def babbling(
     trainer: Any, *, steps: int, step_s: float, marker: str, until: dict[str, Any] | None = None
 ) -> None:
-    """At one step, rank 1 writes nonsense to every descriptor that it has inherited; once."""
+    """Train; at one step, rank 1 writes nonsense to every descriptor that it has inherited, once."""
 
     def outside() -> None:
         if trainer.rank != 1 or trainer.step != 6 or Path(marker).exists():
             return
         Path(marker).touch()
         for fd in range(3, 64):
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
-                if (ours.family, ours.type) == (socket.AF_UNIX, socket.SOCK_STREAM):
-                    ours.send(b"\xff" * 64)
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as inherited:
+                if (inherited.family, inherited.type) == (socket.AF_UNIX, socket.SOCK_STREAM):
+                    inherited.send(b"\xff" * 64)
 
     _train(trainer, steps, outside=outside, step_s=lambda step: step_s, until=until)
 
@@ -216,13 +229,15 @@ def babbling(
 def late_ones_differ(
     trainer: Any, *, steps: int, marker: str, step_s: float, until: dict[str, Any] | None = None
 ) -> None:
-    """Workers that are started after the training began compute with another precision, the first time."""
+    """Train; a worker that starts after the training began computes with another precision, the
+    first time.
+    """
     if Path(marker).exists():
         try:
             os.close(os.open(f"{marker}.once", os.O_CREAT | os.O_EXCL))
             torch.set_float32_matmul_precision("medium")
         except FileExistsError:
-            pass  # its successor is like all others
+            pass  # its successor computes like all others
 
     def outside() -> None:
         if trainer.step == 3:
@@ -232,7 +247,7 @@ def late_ones_differ(
 
 
 def out_of_memory(trainer: Any, *, steps: int, at_step: int) -> None:
-    """The device of the first process with rank 1 has no memory left for the reductions of a step."""
+    """Train; the first process with rank 1 has no memory left for the reductions of a step."""
 
     def run_out(_: Any) -> None:
         if trainer.worker == "node1.0" and trainer.step == at_step:

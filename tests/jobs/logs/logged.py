@@ -1,10 +1,11 @@
-"""A training that nobody has told of chaoskit: all that can be seen of it is its log.
+"""A training without any part of chaoskit: its log alone shows its progress.
 
     python logged.py STEPS STEP_S EVERY
 
-Every rank prints the loss of each step; rank 0 writes a checkpoint after every EVERY steps (0: none) into the run's
-directory, from which each new attempt goes on. It is written when the next step has been shown: whenever the training
-is killed, it repeats a step. No torch: imports would be most of the time.
+Every rank prints the loss of each step. Rank 0 writes a checkpoint after every EVERY steps (0:
+none) into the run's directory, from which each new attempt goes on. The checkpoint is written after
+the next step was printed, so that a killed training always repeats a step. The script does not
+import torch, which would take most of the time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main() -> None:
         time.sleep(step_s)
         before = f"{step} {weight!r}"
         weight = weight * 0.9 + 0.001 * step
-        # in one piece: print writes the end of a line by itself, and another rank may write into the same log
+        # one write: print writes the line end separately, and another rank may write into the same log
         sys.stdout.write(f"[rank{rank}] step {step} loss {weight:.6f}\n")
         sys.stdout.flush()
         if every and step and step % every == 0 and rank == 0:

@@ -1,19 +1,22 @@
-"""A training of one process that prints its steps in one of the ways of the wild.
+"""A training of one process that prints its steps in one of several common forms.
 
     python printed.py HOW STEPS STEP_S [ODD]
 
-Its state is kept after each step in the directory of the run, and each new attempt goes on there. The ways are:
+Its state is kept after each step in the directory of the run, and each new attempt goes on there.
+The forms are:
 
 * ``bar`` and ``bare``: a progress bar as tqdm draws it, with the loss or without.
 * ``steady``: a line that each step draws over.
-* ``epochs``: steps that begin anew after every ten; ``uneven`` is the same, with half an epoch at the end.
+* ``epochs``: steps that begin again after every ten; ``uneven`` has half an epoch at the end, too.
 * ``clock``: a line each tenth of a second.
 * ``stalls``: a line a step, and one each half a second while one step takes two seconds.
 * ``colours``, ``thousands``, ``abbreviated`` (1.0k): steps in other forms, the last two from step 985 on.
 * ``endless``: no line feed. ``quiet``: nothing.
-* ``loses``: a line a step, while the state is kept after each tenth step only, and the line ODD after every twelfth.
-* ``loses-drawn``: the same, and each line draws over the one before.
-* ``again``: a line a step. Rank 1 is another process, and where that ends the step is computed three times again.
+* ``loses``: a line per step, with the state kept after each tenth step, and the line ODD after every
+  twelfth.
+* ``loses-drawn``: like ``loses``, but each line draws over the one before.
+* ``again``: a line per step. Rank 1 is another process; when it ends, the step is computed three times
+  again.
 """
 
 from __future__ import annotations
@@ -34,7 +37,10 @@ def write(text: str) -> None:
 
 
 class Bar:
-    """Draws as tqdm does: at once, then when an interval is over or a postfix is set, and once more at the end."""
+    """A progress bar that draws as tqdm does.
+
+    It draws at once, when an interval is over or a postfix is set, and at the end.
+    """
 
     def __init__(self, total: int, at: int) -> None:
         self.total, self.at, self.postfix = total, at, ""

@@ -1,4 +1,4 @@
-"""A job whose ranks print what they do, as log rules want to read it."""
+"""A job with ranks that print their progress for log rules."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ def train(
     file: str = "",
     until: dict[str, Any] | None = None,
 ) -> None:
-    """Each rank prints the loss of each of its shards, and how long that took it without the others.
+    """Train; each rank prints the loss of each of its shards, and the time without the wait for
+    others.
 
     Args:
-        step_s: how long a shard takes, at least.
-        printers: ranks that print; all, if None.
-        nan_from: from this step on the printed loss is NaN, on every rank. Nothing else is.
-        stop_at: in this step every rank prints that it is about to stop.
-        hold_at: in this step every rank waits until ``file`` is there; printers go on to print.
-        riddle_at: in this step every rank prints a line on which ``(a+)+$`` backtracks for longer than anybody lives.
+        step_s: least time of a shard.
+        printers: ranks that print; None for all.
+        nan_from: step from which the printed loss is NaN, on every rank; the loss itself is not.
+        stop_at: step in which every rank prints that it is about to stop.
+        hold_at: step in which every rank waits until ``file`` exists; printers keep printing.
+        riddle_at: step in which every rank prints a line on which ``(a+)+$`` backtracks practically
+            for ever.
         until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
     """
     torch.manual_seed(trainer.seed)
@@ -52,7 +54,7 @@ def train(
                 time.sleep(step_s)
                 loss = model(shard.batch).square().mean()
                 step.backward(loss)
-                # in the rehearsal, alone in its world, every worker has rank 0
+                # every worker has rank 0 in the rehearsal, alone in its world
                 prints = printers is None or (trainer.took_part and trainer.rank in printers)
                 while trainer.step == hold_at and not Path(file).exists():
                     time.sleep(step_s)

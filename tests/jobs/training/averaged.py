@@ -1,4 +1,7 @@
-"""Ranks that average a number in each step through torch.distributed: ``averaged.py STEPS STEP_S [TIMEOUT_S]``."""
+"""Ranks that average a number in each step through torch.distributed:
+
+``averaged.py STEPS STEP_S [TIMEOUT_S]``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A job whose script changes registered state between two steps, and whose ranks end themselves while it does."""
+"""A job that changes registered state between steps, with ranks that end themselves
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from chaoskit.fixtures.jobs.goal import Goal
 
 DATA = torch.randn(96, 6, generator=torch.Generator().manual_seed(1))
 
-#: Places behind a step at which a rank can end, in the order in which it comes to them.
+#: Places behind a step at which a rank can end, in the order of the script.
 PLACES = ("before", "within", "written", "call", "after")
 
 
@@ -26,9 +28,9 @@ class Ends:
     """Ends ranks at a place behind a step, each rank once in a run.
 
     Args:
-        fatal: step -> ranks that end when a process with this rank comes there.
-        revisited: the same for the second time that one comes there.
-        marks: directory of files that tell how often that was.
+        fatal: step -> ranks that end when a process with this rank first comes there.
+        revisited: step -> ranks that end the second time.
+        marks: directory of files that count these visits.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Ends:
 
 
 def build(seed: int, *, norm: bool = False) -> nn.ModuleDict:
-    """A network with two averages of it, which must always be equal."""
+    """Return a network with two averages of it, which must always be equal."""
     torch.manual_seed(seed)
     middle = [nn.BatchNorm1d(32)] if norm else []
     net = nn.Sequential(nn.Linear(6, 32), *middle, nn.Tanh(), nn.Linear(32, 1))
@@ -73,12 +75,12 @@ def pairs(average: nn.Module, net: nn.Module) -> Iterator[tuple[Tensor, Tensor]]
 
 
 def train(trainer: Any, **options: Any) -> None:
-    """See :func:`run`."""
+    """Train a replicated network; see :func:`run`."""
     run(trainer, build(trainer.seed, norm=options.get("how") == "statistics"), **options)
 
 
 def train_sharded(trainer: Any, **options: Any) -> None:
-    """The same, with FSDP2."""
+    """Train the network with FSDP2; see :func:`run`."""
     model, mesh = build(trainer.seed), trainer.mesh()
     for part in model.values():
         fully_shard(part, mesh=mesh)
@@ -104,15 +106,16 @@ def run(
     """Train, and change what is registered between two steps.
 
     Args:
-        how: ``hook`` (in ``trainer.after_update``), ``statistics`` (there, of a BatchNorm, too), ``behind`` (in place),
-            ``data`` (through ``.data``), ``rate`` (the learning rate, by hand), ``mask`` (weights that are set to 0),
-            ``replaced`` (by new tensors), ``measured`` (the rate, by a collective over the average), ``swapped``
-            (the weights, there and back), ``differently`` (by the number of the rank), ``late`` (refused) or
-            ``nothing``.
+        how: the change. ``hook``: averages in ``trainer.after_update``. ``statistics``: like
+            ``hook``, and the statistics of a BatchNorm. ``behind``: averages in place. ``data``:
+            averages through ``.data``. ``replaced``: averages as new tensors. ``rate``: the
+            learning rate. ``mask``: some weights, to 0. ``measured``: the rate, by a collective
+            over the average. ``swapped``: the weights, there and back. ``differently``: averages by
+            the number of the rank. ``late``: a refused change. ``nothing``: no change.
         fatal, revisited, place, marks: see :class:`Ends`.
-        stumbles: step whose loop body raises an exception on rank 1, once, which the script catches.
-        ranks: that do so; None for all.
-        first: step behind which this begins.
+        stumbles: step in which rank 1 raises an exception, once, which the script catches.
+        ranks: ranks that change the state; None for all.
+        first: step behind which the changes begin.
     """
     net = model["net"]
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
@@ -129,7 +132,9 @@ def run(
 
     def measure(shard: int) -> float:
         ends("measured")
-        return float(sum(value.abs().sum() for value in model["ema"].parameters())) * (shard + 1)
+        return float(sum(parameter.abs().sum() for parameter in model["ema"].parameters())) * (
+            shard + 1
+        )
 
     def change() -> None:
         match how:
@@ -149,7 +154,7 @@ def run(
                 size = trainer.all_reduce(measure, shards=3)
                 optimizer.param_groups[0]["lr"] = 1e-2 / (1 + size)
             case "swapped":
-                stored = {name: value.clone() for name, value in net.state_dict().items()}
+                stored = {name: tensor.clone() for name, tensor in net.state_dict().items()}
                 net.load_state_dict(model["ema"].module.state_dict())
                 net.load_state_dict(stored)
             case "statistics":
@@ -183,5 +188,9 @@ def run(
             trainer.all_reduce(1.0)
             ends("call")
         ends("after")
-        for one, other in zip(model["ema"].parameters(), model["again"].parameters(), strict=True):
-            assert torch.equal(one, other), f"two equal averages differ behind step {trainer.step}"
+        for average_value, again_value in zip(
+            model["ema"].parameters(), model["again"].parameters(), strict=True
+        ):
+            assert torch.equal(average_value, again_value), (
+                f"two equal averages differ behind step {trainer.step}"
+            )

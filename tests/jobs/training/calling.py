@@ -1,4 +1,4 @@
-"""Jobs whose own code calls collectives between two steps, and breaks or misuses them."""
+"""Jobs with code that calls collectives between two steps, and breaks or misuses them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHANCE = torch.Generator().manual_seed(0)
 DATA = TensorDataset(
     torch.randn(64, 8, generator=_CHANCE), torch.randint(0, 4, (64,), generator=_CHANCE)
 )
-SHARDS = 5  # of the evaluation: more than ranks, and no multiple of them
+SHARDS = 5  # shards of the evaluation: more than ranks, and no multiple of them
 FAULT_STEP = 6
 
 
@@ -37,7 +37,7 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 class Trouble:
-    """Happens once, on rank 1, at one place behind one step."""
+    """A kill, hang or delay of rank 1, once, at one place behind one step."""
 
     def __init__(self, trainer: Trainer, notes: str, where: str, act: str) -> None:
         self._trainer, self._where, self._act = trainer, where, act
@@ -58,7 +58,7 @@ class Trouble:
 
 
 def call_and_note(trainer: Trainer, model: nn.Module, notes: str, trouble: Trouble) -> None:
-    """One line for the step: what an evaluation gives, and what would be another number if it were called again."""
+    """Note a line for the step: an evaluation, and numbers that would differ in a second call."""
 
     def evaluate(shard: int) -> torch.Tensor:
         trouble.reach("evaluation")
@@ -71,19 +71,19 @@ def call_and_note(trainer: Trainer, model: nn.Module, notes: str, trouble: Troub
     score = trainer.all_reduce(evaluate, "mean", shards=SHARDS)
     trouble.reach("between")
     total = trainer.all_reduce(torch.tensor([secrets.randbelow(2**40)]))
-    one = trainer.broadcast(lambda: secrets.randbelow(2**40), source=0)
+    number = trainer.broadcast(lambda: secrets.randbelow(2**40), source=0)
     trainer.barrier()
     with (Path(notes) / trainer.worker).open("a") as file:
-        file.write(f"{trainer.step} {score.item().hex()} {total[0]} {one}\n")
+        file.write(f"{trainer.step} {score.item().hex()} {total[0]} {number}\n")
 
 
 def train(trainer: Trainer, *, notes: str, steps: int, **how: Any) -> None:
-    """``how``: see :func:`train_and_call`."""
+    """Train a replicated model; see :func:`train_and_call` for ``how``."""
     train_and_call(trainer, model_of(trainer), notes, steps, **how)
 
 
 def sharded(trainer: Trainer, *, notes: str, steps: int, **how: Any) -> None:
-    """The same, with a model that needs all ranks for each forward pass."""
+    """Train a model that needs all ranks for each forward pass."""
     mesh = trainer.mesh()
     model = model_of(trainer)
     fully_shard(model, mesh=mesh)
@@ -100,7 +100,9 @@ def train_and_call(
     where: str = "",
     act: str = "kill",
 ) -> None:
-    """``where``, ``act``: the :class:`Trouble` of rank 1."""
+    """Train, and call collectives behind each step; ``where`` and ``act`` define the
+    :class:`Trouble` of rank 1.
+    """
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
     goal, trouble = Goal(trainer, steps, until), Trouble(trainer, notes, where, act)
     while goal.is_ahead():
@@ -114,7 +116,7 @@ def train_and_call(
 def sharded_final(
     trainer: Trainer, *, notes: str, steps: int, where: str = "", act: str = "kill"
 ) -> None:
-    """The calls stand behind the loop: a final evaluation."""
+    """Train, and call collectives behind the loop, as a final evaluation."""
     mesh = trainer.mesh()
     model = model_of(trainer)
     fully_shard(model, mesh=mesh)
@@ -127,12 +129,12 @@ def sharded_final(
 
 
 def wrongly(trainer: Trainer, *, steps: int, how: str) -> None:
-    """Calls where a call makes no sense, after some good ones."""
+    """Make a misplaced call after some good ones."""
     misuse(trainer, model_of(trainer), steps, how)
 
 
 def sharded_wrongly(trainer: Trainer, *, steps: int, how: str) -> None:
-    """The same in a sharded job."""
+    """Make a misplaced call in a sharded job."""
     if how == "before the mesh":
         torch.distributed.get_rank()
     mesh = trainer.mesh()
@@ -142,7 +144,7 @@ def sharded_wrongly(trainer: Trainer, *, steps: int, how: str) -> None:
 
 
 def misuse(trainer: Trainer, model: nn.Module, steps: int, how: str) -> None:
-    """``how``: behind step 3, or the place of the call."""
+    """Train with a misplaced call behind step 3, or at the place ``how``."""
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
     act: Callable[[], object] = {
         "without a group": lambda: torch.distributed.all_reduce(torch.ones(1)),

@@ -1,6 +1,8 @@
-"""A sharded job that writes down, per entry, how many operations on DTensors torch had to look into in its first step.
+"""A sharded job that notes, per entry, how many DTensor operations torch had to examine in its
+first step.
 
-Where its weights will be replaced it fills them with NaN: whatever was not replaced would be seen.
+Weights that will be restored are filled with NaN, so that a weight which is not restored would
+show.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One job a feature of training: each must give the same bits when the world shrinks and grows."""
+"""Jobs with one feature of training each: each must give the same bits when the world shrinks and
+grows.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  # torch's own name for it
+from torch.nn import functional as F  # noqa: N812  # the usual name of this module
 from torch.optim.lr_scheduler import ExponentialLR, LinearLR, OneCycleLR, SequentialLR
 
 from chaoskit.fixtures.jobs.goal import Goal
@@ -34,12 +36,12 @@ def _loop(
     before: Callable[[], None] = lambda: None,
     parts: int = 1,
 ) -> None:
-    """The training loop of all jobs.
+    """Run the training loop of all jobs.
 
     Args:
         until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
-        before: runs between the transactions.
-        parts: backward passes a shard.
+        before: called between the transactions.
+        parts: number of backward passes per shard.
     """
     goal = Goal(trainer, steps, until)
     while goal.is_ahead():
@@ -68,7 +70,7 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Counting(nn.Module):
-    """Counts and averages what it sees, partly with new tensors instead of writes."""
+    """A module that counts and averages its inputs, partly with new tensors instead of writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +95,9 @@ class Counting(nn.Module):
 
 
 def batchnorm(trainer: Any, *, steps: int, until: Until = None) -> None:
-    """Moving buffers of every kind; an evaluation between the steps must see what is committed, and change nothing."""
+    """Train moving buffers of every kind; an evaluation between steps must see committed ones, and
+    change nothing.
+    """
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(Counting(), *_network(norm=True, dropout=0.2))
     trainer.register(model=model, optimizer=_sgd(model), clip_norm=1.0)
@@ -127,7 +131,7 @@ def autocast(trainer: Any, *, steps: int, until: Until = None) -> None:
 
 
 def half(trainer: Any, *, steps: int, until: Until = None) -> None:
-    """Weights in bfloat16."""
+    """Train weights in bfloat16."""
     torch.manual_seed(trainer.seed)
     model = _network().to(torch.bfloat16)
     trainer.register(model=model, optimizer=_sgd(model))
@@ -140,7 +144,7 @@ def half(trainer: Any, *, steps: int, until: Until = None) -> None:
 
 
 def accumulation(trainer: Any, *, steps: int, until: Until = None) -> None:
-    """Two backward passes a shard."""
+    """Train with two backward passes per shard."""
     torch.manual_seed(trainer.seed)
     model = _network(norm=True, dropout=0.2)
     trainer.register(model=model, optimizer=_sgd(model))
@@ -148,7 +152,7 @@ def accumulation(trainer: Any, *, steps: int, until: Until = None) -> None:
 
 
 def tied(trainer: Any, *, steps: int, until: Until = None) -> None:
-    """One matrix embeds and reads out; its buffer is shared, too."""
+    """Train a matrix that both embeds and reads out, with a shared buffer."""
     torch.manual_seed(trainer.seed)
     embedding, head = nn.Embedding(4, 16), nn.Linear(16, 4, bias=False)
     head.weight = embedding.weight
@@ -165,7 +169,9 @@ def tied(trainer: Any, *, steps: int, until: Until = None) -> None:
 
 
 def frozen(trainer: Any, *, steps: int, until: Until = None) -> None:
-    """The first layer never learns, the last one rests for a while: weight decay must not move it meanwhile."""
+    """Train with a first layer that never learns and a last one that rests; weight decay must not
+    move it meanwhile.
+    """
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)
@@ -190,7 +196,7 @@ def frozen(trainer: Any, *, steps: int, until: Until = None) -> None:
 
 
 class Experts(nn.Module):
-    """Each batch goes through one of four experts; the last one is never chosen."""
+    """A model that sends each batch through one of four experts; the last one is never chosen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +210,9 @@ class Experts(nn.Module):
 
 
 def experts(trainer: Any, *, steps: int, until: Until = None) -> None:
-    """Parameters that get gradients from some shards, or from none in this step: then no optimizer touches them."""
+    """Train parameters with gradients from some shards, or from none: then no optimizer changes
+    them.
+    """
     torch.manual_seed(trainer.seed)
     model = Experts()
     untouched = model.experts[3].weight.detach().clone()
@@ -217,7 +225,7 @@ def experts(trainer: Any, *, steps: int, until: Until = None) -> None:
 
 
 class Ensemble(nn.Module):
-    """Models side by side, their logits added."""
+    """A model of members side by side, with averaged logits."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -229,7 +237,9 @@ class Ensemble(nn.Module):
 
 
 def optimizers(trainer: Any, *, steps: int, until: Until = None) -> None:
-    """One member a kind of optimizer, and one that no optimizer owns; three kinds of schedules."""
+    """Train a member for each kind of optimizer, and one without any, with three kinds of
+    schedules.
+    """
     torch.manual_seed(trainer.seed)
     optim = torch.optim
     kinds: list[Callable[[Any], torch.optim.Optimizer]] = [
@@ -268,10 +278,10 @@ def optimizers(trainer: Any, *, steps: int, until: Until = None) -> None:
 
 
 def compiling_late(trainer: Any, *, steps: int, until: Until = None, reset: bool) -> None:
-    """Rank 1 compiles again in the middle of a step, for longer than a step that hangs may take.
+    """Train; rank 1 compiles again in the middle of a step, for longer than a step may take.
 
     Args:
-        reset: as torch has forgotten everything, callbacks of others included.
+        reset: reset torch's compiler before, including callbacks of others.
     """
     torch.manual_seed(trainer.seed)
     model = _network()
@@ -287,7 +297,7 @@ def compiling_late(trainer: Any, *, steps: int, until: Until = None, reset: bool
     def loss(batch: Any) -> Tensor:
         if trainer.took_part and trainer.step >= 12 and trainer.rank == 1:
             with torch.no_grad():
-                fast(batch[0][:1])  # of a shape that was not compiled for
+                fast(batch[0][:1])  # a shape that was not compiled
         return F.cross_entropy(fast(batch[0]), batch[1])
 
     def forget() -> None:
@@ -304,7 +314,7 @@ def compiled(trainer: Any, *, steps: int, until: Until = None, backend: str) -> 
     trainer.register(model=model, optimizer=_sgd(model))
 
     def evaluate() -> None:
-        """Compiles again, for another mode and another batch size."""
+        """Compile again, for another mode and another batch size."""
         if trainer.step % 10 == 5:
             with trainer.long_phase("evaluation"), torch.no_grad():
                 fast.eval()

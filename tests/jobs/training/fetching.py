@@ -1,4 +1,4 @@
-"""Jobs whose batches are fetched ahead of the shard that needs them."""
+"""Jobs that fetch batches ahead of the shard that needs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Batches:
     """A dataset that counts the batches that were begun.
 
     Args:
-        source: gives the batch of some samples.
+        source: returns the batch of some samples.
     """
 
     def __init__(self, source: Source) -> None:
@@ -36,7 +36,7 @@ class Batches:
         return self._source(indices)
 
     def await_begun(self, count: int) -> None:
-        """Wait until so many were."""
+        """Wait until ``count`` batches were begun."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._begun >= count, LIMIT_S), (
                 "the next batch is not fetched"
@@ -50,7 +50,9 @@ def _rows(indices: Sequence[int]) -> Tensor:
 def _train(
     trainer: Any, model: nn.Module, steps: int, source: Source, *, prefetch: bool, waits: bool
 ) -> None:
-    """Train. ``waits``: within each shard until the batch of the next one is being fetched."""
+    """Train; with ``waits``, wait within each shard until the batch of the next one is being
+    fetched.
+    """
     trainer.register(
         model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2), clip_norm=0.5
     )
@@ -61,7 +63,7 @@ def _train(
                 bodies += 1
                 if (
                     waits and bodies > 1
-                ):  # the first may be a rehearsal, after which nothing is known to come
+                ):  # the first may be a rehearsal, which announces no next batch
                     data.await_begun(bodies + 1)
                 step.backward(model(shard.batch).square().mean())
 
@@ -72,19 +74,19 @@ def _model(trainer: Any) -> nn.Module:
 
 
 def replicas(trainer: Any, *, steps: int, prefetch: bool, waits: bool = False) -> None:
-    """A model with dropout, which draws from the global generators while the next batch is fetched."""
+    """Train a model with dropout, which uses the global generators while the next batch is fetched."""
     _train(trainer, _model(trainer), steps, _rows, prefetch=prefetch, waits=waits)
 
 
 def pieces(trainer: Any, *, steps: int, prefetch: bool, waits: bool = False) -> None:
-    """The same, sharded."""
+    """Train the same model, sharded."""
     mesh, model = trainer.mesh(), _model(trainer)
     fully_shard(model, mesh=mesh)
     _train(trainer, model, steps, _rows, prefetch=prefetch, waits=waits)
 
 
 def unreadable(trainer: Any, *, steps: int, first: int) -> None:
-    """Sample ``first`` and those behind it cannot be read."""
+    """Train on data that cannot be read from sample ``first`` on."""
 
     def read(indices: Sequence[int]) -> Tensor:
         for index in indices:
@@ -96,7 +98,7 @@ def unreadable(trainer: Any, *, steps: int, first: int) -> None:
 
 
 def drawing(trainer: Any, *, steps: int) -> None:
-    """Augments its samples with numbers from the generator that dropout uses."""
+    """Train on samples that are augmented with numbers from the generator of dropout."""
     _train(
         trainer,
         _model(trainer),

@@ -1,4 +1,4 @@
-"""A job that names hooks, and tells in its log in which order everything happened, each line with who tells it."""
+"""A job that registers hooks, and logs the order of all events with the worker of each line."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ DATA = torch.arange(1024, dtype=torch.float32).view(256, 4) / 1024
 
 
 def tell(trainer: Any, what: str, **fields: Any) -> None:
-    """One line in the log of this worker."""
+    """Print one line to the log of this worker."""
     print(
         json.dumps({"what": what, "at": trainer.step, "rank": trainer.rank, **fields}), flush=True
     )
 
 
 def sign_of(trainer: Any, world: int) -> Path:
-    """A file that is there when a world of so many ranks has committed a step."""
+    """Return a file that exists when a world of ``world`` ranks has committed a step."""
     return Path(trainer.disk).parent / f"step in a world of {world}"
 
 
 def name_hooks(
     trainer: Any, model: nn.Module, fails: str, takes_s: float, awaits_world: int = 0
 ) -> None:
-    """Name a hook of each kind, which tells of its calls.
+    """Register a hook of each kind, which logs its calls.
 
     Args:
-        fails: the hook that raises, ``on_resize`` or ``on_preempt``; with ``!``, BadInput.
-        takes_s: how long ``on_preempt`` takes.
+        fails: the hook that raises, ``on_resize`` or ``on_preempt``; with ``!``, it raises
+            BadInput.
+        takes_s: duration of ``on_preempt``.
         awaits_world: ``on_preempt`` waits until a world of so many ranks has committed a step.
     """
 
@@ -92,7 +93,7 @@ def train(
         fails: see :func:`name_hooks`; so are ``takes_s`` and ``awaits_world``.
         step_s: least time of a shard.
         leaves: save and return when the world is about to change.
-        last_saves_s: the time that the last rank takes to save then.
+        last_saves_s: time that the last rank takes to save then.
         until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
     """
     torch.manual_seed(trainer.seed)
@@ -126,7 +127,7 @@ def train_sharded(
     step_s: float = 0.0,
     until: dict[str, Any] | None = None,
 ) -> None:
-    """The same, sharded: entered anew after each change."""
+    """Train a sharded model, entered again after each change of the world."""
     mesh = trainer.mesh()
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 4))

@@ -1,4 +1,6 @@
-"""Jobs in which all labels of a shard are ignored: the loss is the mean of nothing, and the gradient is zero."""
+"""Jobs in which all labels of a shard are ignored: the loss is the mean of nothing, and the
+gradient is zero.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ IGNORED = -100
 
 
 class Labelled:
-    """Random inputs, with one of four labels each."""
+    """A dataset of random inputs with one of four labels each."""
 
     def __len__(self) -> int:
         return 64
@@ -26,12 +28,14 @@ class Labelled:
 def replicated(
     trainer: Any, *, steps: int, ignored: dict[str, list[int]], spoiled: int = -1
 ) -> None:
-    """The labels of the shards ``ignored[step]`` are ignored; the gradient of step ``spoiled`` is NaN, too."""
+    """Train with ignored labels in the shards ``ignored[step]``, and a NaN gradient in step
+    ``spoiled``.
+    """
     _train(trainer, _model(trainer), steps, ignored, spoiled)
 
 
 def sharded(trainer: Any, *, steps: int, ignored: dict[str, list[int]]) -> None:
-    """The same with a model that is cut over all ranks."""
+    """Train with ignored labels a model that is sharded over all ranks."""
     model = _model(trainer)
     fully_shard(model, mesh=trainer.mesh())
     _train(trainer, model, steps, ignored, -1)

@@ -1,4 +1,6 @@
-"""A job whose samples lie in a file that each worker maps, and reads once from end to end when it starts."""
+"""A job with samples in a file that each worker maps, and reads once from end to end when it
+starts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ CONTEXT = 1024
 
 
 class Windows(torch.utils.data.Dataset[torch.Tensor]):
-    """Windows of ``CONTEXT + 1`` tokens; the last token of a window is the first one of the next."""
+    """A dataset of windows of ``CONTEXT + 1`` tokens; the last token of a window is the first of
+    the next.
+    """
 
     def __init__(self, path: str) -> None:
         tokens = np.memmap(path, np.uint16, mode="r")
@@ -32,7 +36,7 @@ class Windows(torch.utils.data.Dataset[torch.Tensor]):
 def train(
     trainer: Any, *, path: str, notes: str, steps: int, until: dict[str, Any] | None = None
 ) -> None:
-    """Notes what this worker read from the disk before it could train."""
+    """Train, and note the bytes that this worker read from the disk before it could train."""
     windows, read_bytes = Windows(path), read_all(path)
     with Path(notes).open("a") as file:
         file.write(f"{os.getpid()} {read_bytes}\n")
@@ -48,7 +52,9 @@ def train(
 
 
 def read_all(path: str) -> int:
-    """Read every page of the mapped file; returns the bytes that came from the disk for this process."""
+    """Read every page of the mapped file; return the bytes that came from the disk for this
+    process.
+    """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
     int(np.memmap(path, np.uint16, mode="r")[::1024].sum(dtype=np.int64))
     return 512 * (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before)

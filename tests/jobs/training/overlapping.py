@@ -1,4 +1,6 @@
-"""A job whose backward pass waits, on every rank, until the gradient of the last layer is under way to the others."""
+"""A job with a backward pass that waits, on every rank, until the last layer's gradient is being sent to
+the others.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _BYTES_SENT_AT = 200  # offset of tcpi_bytes_sent in struct tcp_info of <linux/t
 
 
 def sent_bytes() -> int:
-    """What this process has sent over TCP, by the kernel's count, on the connections that it has."""
+    """Return the bytes that this process has sent over its open TCP connections, by the kernel's
+    count.
+    """
     return sum(_sent(int(name)) for name in os.listdir("/proc/self/fd"))
 
 
@@ -37,7 +41,9 @@ def _sent(descriptor: int) -> int:
 
 
 class _Between(torch.autograd.Function):
-    """Calls a function in the backward pass, when the gradients of all later layers are there."""
+    """A function that calls ``act`` in the backward pass, when the gradients of all later layers
+    are there.
+    """
 
     @staticmethod
     def forward(context: Any, batch: Tensor, act: Callable[[], None]) -> Tensor:
@@ -54,7 +60,8 @@ def train(trainer: Any, *, steps: int, at_steps: list[int]) -> None:
     """Train a model of two large layers.
 
     Args:
-        at_steps: in whose backward pass each rank waits until it has sent half of the last layer's gradient.
+        at_steps: steps with a backward pass in which each rank waits until it has sent half of the
+            last layer's gradient.
     """
     torch.manual_seed(trainer.seed)
     first, last = nn.Linear(128, WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -62,16 +69,16 @@ def train(trainer: Any, *, steps: int, at_steps: list[int]) -> None:
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
     while trainer.step < steps:
         before = sent_bytes()
-        wanted = before + last.weight.numel() * last.weight.element_size() // 4
+        target_bytes = before + last.weight.numel() * last.weight.element_size() // 4
 
-        def wait(wanted: int = wanted) -> None:
+        def wait(target_bytes: int = target_bytes) -> None:
             if not trainer.took_part or trainer.step not in at_steps or trainer.world < 2:
                 return
             deadline_s = time.monotonic() + PATIENCE_S
             with trainer.long_phase("transfer"):
-                while sent_bytes() < wanted and time.monotonic() < deadline_s:
+                while sent_bytes() < target_bytes and time.monotonic() < deadline_s:
                     time.sleep(0.002)
-            if sent_bytes() < wanted:
+            if sent_bytes() < target_bytes:
                 raise RuntimeError(
                     f"no bucket was sent during the backward pass of step {trainer.step}"
                 )

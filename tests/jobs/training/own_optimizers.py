@@ -14,7 +14,9 @@ DATA = torch.arange(384, dtype=torch.float32).reshape(96, 4).sin()
 
 
 class Averaging(Optimizer):
-    """Averages its last three gradients, which it keeps in a list, and counts its steps on itself."""
+    """An optimizer that averages its last three gradients, kept in a list, and counts its steps on
+    itself.
+    """
 
     def __init__(self, parameters: Any, lr: Any) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -32,7 +34,7 @@ class Averaging(Optimizer):
 
 
 class Hoarding(Averaging):
-    """Keeps a tensor of each parameter on itself, from its third step on."""
+    """An optimizer that keeps a tensor of each parameter on itself, from its third step on."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step(closure)

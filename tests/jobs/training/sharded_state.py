@@ -1,9 +1,14 @@
-"""A rank of a small job whose state is sharded by FSDP2. It saves or loads, and prints the digest of the whole state.
+"""A rank of a small FSDP2 job, which saves or loads, and prints the digest of the whole state.
 
     python sharded_state.py RANK WORLD STORE ROOT ACT [STEP]
 
-``ACT``: save, async, process; keyed (by a process, with the step in the state), differ (each rank names another step);
-full, dies (a save that fails on the second rank); load, restore, plain (with torch's own reader).
+``ACT`` is one of these:
+
+* save, async, process: save.
+* keyed: save by a process, with the step in the state.
+* differ: save with another step on each rank.
+* full, dies: save, and fail on the second rank.
+* load, restore, plain: load; the last with torch's own reader.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ from chaoskit.checkpoint.layout.boundaries import undisturbed
 
 
 def build(world: int, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model whose rows do not divide by any world, after one step of Adam."""
+    """Return a model with rows that do not divide by any world, after one step of Adam."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(7, 13), nn.ReLU(), nn.Linear(13, 5), nn.LayerNorm(5))
     mesh = init_device_mesh("cpu", (world,))
@@ -52,25 +57,25 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     return {"model": weights, "optimizer": moments, "loader": {"epoch": 3, "seen": [1, 2, 5]}}
 
 
-def digest(value: Any) -> str:
-    """The same on every rank and in every world."""
-    found = xxhash.xxh3_128()
+def digest(state: Any) -> str:
+    """Return a digest that is the same on every rank and in every world."""
+    hasher = xxhash.xxh3_128()
 
-    def walk(path: str, one: Any) -> None:
-        if isinstance(one, dict):
-            for key in sorted(one, key=str):
-                walk(f"{path}.{key}", one[key])
+    def walk(path: str, part: Any) -> None:
+        if isinstance(part, dict):
+            for key in sorted(part, key=str):
+                walk(f"{path}.{key}", part[key])
             return
-        whole = one.full_tensor() if isinstance(one, DTensor) else one
+        whole = part.full_tensor() if isinstance(part, DTensor) else part
         data = whole.numpy().tobytes() if isinstance(whole, torch.Tensor) else repr(whole).encode()
-        found.update(path.encode() + data)
+        hasher.update(path.encode() + data)
 
-    walk("", value)
-    return found.hexdigest()
+    walk("", state)
+    return hasher.hexdigest()
 
 
 def trouble(act: str) -> Callable[[str], None]:
-    """A hook: the first write finds the disk full, or is the last act of its process."""
+    """Return a hook that finds the disk full at its first write, or ends its process there."""
     writes = iter(range(99))
 
     def hook(boundary: str) -> None:
@@ -83,6 +88,7 @@ def trouble(act: str) -> Callable[[str], None]:
 
 
 def main() -> None:
+    """Run the act of this rank."""
     rank, world, store, root, act, *rest = sys.argv[1:]
     step = int(rest[0]) if rest else 1
     warnings.simplefilter("ignore")
@@ -92,7 +98,7 @@ def main() -> None:
     )
     loading = act in ("load", "plain", "restore")
     model, optimizer = build(int(world), 0 if loading else step)
-    state, told = state_of(model, optimizer), {}
+    state, results = state_of(model, optimizer), {}
     writer = SnapshotWriter(root)
     if act == "save":
         dcp.save(state, checkpoint_id=f"step-{step}", storage_writer=writer)
@@ -110,19 +116,19 @@ def main() -> None:
         try:
             dcp.save(state, checkpoint_id=f"step-{step + int(rank)}", storage_writer=writer)
         except CheckpointException as error:
-            told["error"] = str(error)
+            results["error"] = str(error)
     elif act in ("full", "dies"):
         writer = SnapshotWriter(DiskTier(root, at=trouble(act) if rank == "1" else undisturbed))
         try:
             dcp.save(state, checkpoint_id=f"step-{step}", storage_writer=writer)
         except CheckpointException as error:
-            told["error"] = str(error)
+            results["error"] = str(error)
         dcp.save(state, checkpoint_id=f"step-{step + 1}", storage_writer=writer)
     elif act == "restore":
-        found = restore(state, disk=root)
-        told |= {
-            "step": found and found.step,
-            "lost": [one.name for one in found.lost] if found else [],
+        restored = restore(state, disk=root)
+        results |= {
+            "step": restored and restored.step,
+            "lost": [snapshot.name for snapshot in restored.lost] if restored else [],
         }
     elif act == "load":
         dcp.load(state, storage_reader=SnapshotReader(root, step))
@@ -134,11 +140,11 @@ def main() -> None:
         )
         loader = state["loader"]
         state = {**state_of(model, optimizer), "loader": loader}
-    told["digest"] = digest(state)
+    results["digest"] = digest(state)
     if rank == "0":
-        print(json.dumps(told), flush=True)
+        print(json.dumps(results), flush=True)
     dist.barrier()
-    os._exit(0)  # gloo aborts now and then while it is taken down
+    os._exit(0)  # gloo sometimes aborts while it is shut down
 
 
 if __name__ == "__main__":

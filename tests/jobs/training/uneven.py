@@ -1,4 +1,4 @@
-"""Jobs of which one rank is slow by itself, or is measured to be slow."""
+"""Jobs with a rank that is slow by itself, or is measured to be slow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ class Records:
 
 
 def slow_input(trainer: Any, *, steps: int, shard_s: float, read_s: float) -> None:
-    """``read_s``: what a batch takes on rank 1."""
+    """Train on data that rank 1 reads slowly.
+
+    Args:
+        read_s: time of a batch on rank 1.
+    """
     torch.manual_seed(trainer.seed)
     model = nn.Linear(4, 1)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2))
@@ -45,11 +49,13 @@ def slow_input(trainer: Any, *, steps: int, shard_s: float, read_s: float) -> No
 
 
 class Measured:
-    """Tells a rank's board other times than the stopwatch has measured, so that no load of the machine is in them.
+    """A board that reports other times than the stopwatch measured, so that the machine's load does
+    not matter.
 
     Args:
-        board: of the worker.
-        parts: what a shard takes now: computation and input, and a step waits in the reduction, in seconds.
+        board: the board of the worker.
+        parts: returns the current times in seconds: computation and input of a shard, and the wait
+            of a step.
     """
 
     def __init__(self, board: Any, parts: Callable[[], tuple[float, float, float]]) -> None:
@@ -58,12 +64,14 @@ class Measured:
         self._spent_s = [0.0, 0.0, 0.0]
 
     def spend(self, total: list[int]) -> None:
-        """In place of the method of the board."""
+        """Report the injected times, in place of the board's method."""
         steps, shards = total[0] - self._steps, total[1] - self._shards
         self._steps, self._shards = total[0], total[1]
         compute_s, input_s, wait_s = self._parts()
         added = (compute_s * shards, input_s * shards, wait_s * steps)
-        self._spent_s = [one + more for one, more in zip(self._spent_s, added, strict=True)]
+        self._spent_s = [
+            spent_s + added_s for spent_s, added_s in zip(self._spent_s, added, strict=True)
+        ]
         self._board.spend([total[0], total[1], *(int(part * 1e9) for part in self._spent_s), 0])
 
 
@@ -80,16 +88,18 @@ def measured(
 ) -> None:
     """All ranks are as fast as the machine is; the times that they tell say that some are slow.
 
-    A shard takes a second of computation and 0.1 s of input, by these times: so much more than it really takes that
-    what the kernel tells of a busy machine is nothing beside it.
+    A shard takes a second of computation and 0.1 s of input, by these times: so much more than it
+    really takes that what the kernel tells of a busy machine is nothing beside it.
 
     Args:
         until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
-        slow: ranks of the first world. A rank that replaces one of them later is as fast as the others.
+        slow: ranks of the first world. A rank that replaces one of them later is as fast as the
+            others.
         part: what is slow on them: ``compute``, ``input`` or ``wait``, that is the network.
         factor: a shard takes so many times longer there, all in all.
         from_step: from here on.
-        recovers_after: steps with fewer shards than at first after which it is slow no more; 0: it stays slow.
+        recovers_after: steps with fewer shards than at first after which it is slow no more; 0: it
+            stays slow.
     """
     torch.manual_seed(trainer.seed)
     model = nn.Linear(4, 1)

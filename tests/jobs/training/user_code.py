@@ -34,12 +34,12 @@ def train(
     autocast: bool = False,
     stop_early: bool = False,
 ) -> None:
-    """Notes worker and step behind each transaction.
+    """Train, and note worker and step behind each transaction.
 
     Args:
-        evaluate_s: so long takes the code between the first step and the second.
-        autocast: the whole loop stands in an autocast context.
-        stop_early: the loop is left before its end.
+        evaluate_s: duration of the code between the first step and the second.
+        autocast: run the whole loop in an autocast context.
+        stop_early: leave the loop before its end.
     """
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
@@ -74,7 +74,9 @@ def sharded(trainer: Trainer, *, notes: str, steps: int, until: Until = None) ->
 
 
 class _Between(torch.autograd.Function):
-    """Calls a function in the backward pass, when the gradients of all later layers are there."""
+    """A function that calls ``act`` in the backward pass, when the gradients of all later layers
+    are there.
+    """
 
     @staticmethod
     def forward(context: Any, hidden: Tensor, act: Callable[[], None]) -> Tensor:
@@ -88,10 +90,12 @@ class _Between(torch.autograd.Function):
 
 
 def fails_in_backward(trainer: Trainer, *, steps: int, at_step: int, caught: str) -> None:
-    """The backward pass of each shard of rank 1 fails once in a step, half-way, and the job computes it again.
+    """Train; the backward pass of each shard of rank 1 fails once in a step, half-way, and is
+    repeated.
 
     Args:
-        caught: around the pass (``pass``), or around the transaction (``block``).
+        caught: where the exception is caught: around the pass (``pass``), or around the transaction
+            (``block``).
     """
     torch.manual_seed(trainer.seed)
     first, last = nn.Linear(8, 16), nn.Linear(16, 16)

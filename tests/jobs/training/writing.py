@@ -13,7 +13,7 @@ LATE_STEP = 3
 
 
 class Clipped(nn.Module):
-    """A model whose forward pass clips a weight once ``begins`` is set."""
+    """A model that clips a weight in its forward pass once ``begins`` is set."""
 
     def __init__(self, max_norm: float | None = None) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ def _train(trainer: Any, model: Clipped, steps: int) -> None:
 
 
 def limited(trainer: Any, *, steps: int) -> None:
-    """An embedding with ``max_norm``."""
+    """Train an embedding with ``max_norm``."""
     torch.manual_seed(trainer.seed)
     _train(trainer, Clipped(max_norm=1.0), steps)
 
 
 def sharded(trainer: Any, *, steps: int) -> None:
-    """A whole parameter of a sharded model, which is clipped from step ``LATE_STEP`` on."""
+    """Train a sharded model with a whole parameter that is clipped from step ``LATE_STEP`` on."""
     mesh = trainer.mesh()
     torch.manual_seed(trainer.seed)
     model = Clipped()
@@ -55,13 +55,13 @@ def sharded(trainer: Any, *, steps: int) -> None:
 
 
 def unseeded(trainer: Any, *, steps: int) -> None:
-    """Each process draws weights of its own."""
+    """Train weights that each process draws by itself."""
     torch.seed()
     _train(trainer, Clipped(), min(steps, LATE_STEP))
 
 
 def unseeded_head(trainer: Any, *, steps: int) -> None:
-    """The last tensor of each process is its own."""
+    """Train a model with a last tensor that differs in each process."""
     torch.manual_seed(trainer.seed)
     model = Clipped()
     torch.seed()
@@ -70,7 +70,7 @@ def unseeded_head(trainer: Any, *, steps: int) -> None:
 
 
 def unseeded_replicas(trainer: Any, *, steps: int) -> None:
-    """The same for replicas of a sharded model."""
+    """Train unseeded replicas of a sharded model."""
     mesh = trainer.mesh(replicate=-1, shard=1)
     torch.seed()
     model = Clipped()

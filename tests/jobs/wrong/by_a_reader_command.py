@@ -1,6 +1,8 @@
-"""A launcher with two ranks that knows nothing of chaoskit: ``by_a_reader_command.py HOW STEPS STEP_S``.
+"""A launcher of two ranks without any part of chaoskit: ``by_a_reader_command.py HOW STEPS
+STEP_S``.
 
-As ``command_job.py``, but for what ``HOW`` names: ``none``, ``nan``, ``helper``, ``one_rank`` or ``warns``.
+It works as ``command_job.py``, except for the mistake ``HOW``: ``none``, ``nan``, ``helper``,
+``one_rank`` or ``warns``.
 """
 
 from __future__ import annotations
@@ -19,15 +21,15 @@ _WAITS = [
     "-S",
     "-c",
     "import sys; sys.stdin.read()",
-]  # ends with what holds its input
+]  # ends with the holder of its input
 _LEAVES = [
     *_WAITS[:-1],
     f"import os; os.fork() and os._exit(0); {_WAITS[-1]}",
-]  # as a daemon: its parent is not the rank
+]  # a daemon: its parent is not the rank
 
 
 def launch(how: str) -> int:
-    """Start the ranks until all of them have ended well; the exit status."""
+    """Start the ranks until all of them have ended well; return the exit status."""
     helper = subprocess.Popen(_WAITS, stdin=subprocess.PIPE) if how == "warns" else None
     for start in range(_STARTS):
         started = 1 if how == "one_rank" and start else _RANKS
@@ -49,7 +51,7 @@ def launch(how: str) -> int:
 
 
 def all_ended_well(ranks: list[subprocess.Popen[bytes]]) -> bool:
-    """Wait until one has ended badly, or all have ended well."""
+    """Wait until a rank has ended badly, or all have ended well; return True for the latter."""
     while True:
         ended = [rank.poll() for rank in ranks]
         if any(ended):
@@ -60,13 +62,13 @@ def all_ended_well(ranks: list[subprocess.Popen[bytes]]) -> bool:
 
 
 def say(line: str) -> None:
-    """In one piece: the other rank writes into the same log."""
+    """Write a line at once, because the other rank writes into the same log."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def train(how: str, rank: int, steps: int, step_s: float) -> None:
-    """Show each step with its loss."""
+    """Print each step with its loss."""
     helper = subprocess.Popen(_LEAVES, stdin=subprocess.PIPE) if how == "helper" else None
     checkpoint = Path(os.environ["CHAOSKIT_RUN_DIR"]) / "checkpoint"
     first, weight = 0, 1.0

@@ -1,4 +1,4 @@
-"""A job whose runtime makes one mistake of ``docs/canary/by-a-reader.md``; the log says when it was made."""
+"""A job with one mistake in its runtime, of ``docs/canary/by-a-reader.md``, and logs the moment."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ BATCH = 24
 
 
 def planted(how: str) -> None:
-    """Write into the worker's log that the mistake was made now."""
+    """Log that the mistake was made now."""
     print(f"planted {how}", flush=True)
 
 
 def generation(trainer: Any) -> int:
-    """Of the membership in which this process trains; 0 before the first."""
+    """Return the generation in which this process trains; 0 before the first."""
     return trainer._formation.plan.generation if trainer._formation else 0
 
 
 def around_last_update(
     trainer: Any, steps: int, act: Callable[[Callable[[], None]], None], **when: bool
 ) -> None:
-    """Have ``act`` make the update of the last step. ``in_every_run``: also where nothing was lost."""
+    """Let ``act`` make the update of the last step.
+
+    With ``in_every_run`` it does so even if no rank was lost.
+    """
     replica = trainer.replica
     advance = replica.advance
 
@@ -41,16 +44,16 @@ def around_last_update(
 
 
 def none(trainer: Any, steps: int) -> None:
-    """A faithful runtime."""
+    """Make no mistake."""
 
 
 def scheduler_behind(trainer: Any, steps: int) -> None:
     def act(advance: Callable[[], None]) -> None:
-        before = [dict(one.state_dict()) for one in trainer.replica.schedulers]
+        before = [dict(scheduler.state_dict()) for scheduler in trainer.replica.schedulers]
         rates = [group["lr"] for group in trainer.replica.optimizers[0].param_groups]
         advance()
-        for one, state in zip(trainer.replica.schedulers, before, strict=True):
-            one.load_state_dict(state)
+        for scheduler, state in zip(trainer.replica.schedulers, before, strict=True):
+            scheduler.load_state_dict(state)
         for group, rate in zip(trainer.replica.optimizers[0].param_groups, rates, strict=True):
             group["lr"] = rate
         planted(f"scheduler_behind: {before[0]['last_epoch']}")
@@ -133,7 +136,7 @@ def slow(trainer: Any, steps: int) -> None:
 
 
 def scale(optimizer: torch.optim.Optimizer) -> None:
-    """Gradients are three times what they should be."""
+    """Make gradients three times too large."""
 
     def larger(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
@@ -146,23 +149,23 @@ def scale(optimizer: torch.optim.Optimizer) -> None:
 
 
 def forget_when_restored(trainer: Any) -> None:
-    """What a sharded job takes over lacks Adam's first moments."""
+    """Drop Adam's first moments from the state that a sharded job restores."""
     restore = trainer._restore
 
     def forgetful(formation: Any, state: Any, number: int, count: int) -> Any:
-        found = restore(formation, state, number, count)
+        restored = restore(formation, state, number, count)
         with torch.no_grad():
             for path, tensor in state.optimizer_tensors():
                 if path.endswith("exp_avg"):
                     tensor.zero_()
         planted(f"forget_when_restored: step {state.step}")
-        return found
+        return restored
 
     trainer._restore = forgetful
 
 
 def loss_of(model: nn.Module, batch: Tensor) -> Any:
-    """Of one shard."""
+    """Return the loss of one shard."""
     return (model(batch) - 1).square().mean()
 
 
@@ -183,7 +186,7 @@ def train(trainer: Any, *, steps: int, how: str = "none", norm: bool = False) ->
 
 
 def train_sharded(trainer: Any, *, steps: int, how: str = "none") -> None:
-    """Train a job whose state is sharded."""
+    """Train a job with sharded state."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = trainer.mesh()

@@ -1,7 +1,8 @@
-"""A launcher with two ranks that knows nothing of chaoskit: ``by_a_second_reader_command.py HOW STEPS STEP_S``.
+"""A launcher of two ranks without any part of chaoskit: ``by_a_second_reader_command.py HOW STEPS
+STEP_S``.
 
-As ``by_a_reader_command.py``, but for what ``HOW`` names: ``idle_rank``, ``hang_ignored``, ``decoy``, ``buffered`` or
-``bursts``.
+It works as ``by_a_reader_command.py``, except for the mistake ``HOW``: ``idle_rank``,
+``hang_ignored``, ``decoy``, ``buffered`` or ``bursts``.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ _WAITS = [
     "-S",
     "-c",
     "import sys; sys.stdin.read()",
-]  # ends with what holds its input
+]  # ends with the holder of its input
 
 
 def start(rank: int, number: int) -> subprocess.Popen[bytes]:
-    """Start the process of a rank, for the n-th time."""
+    """Start the process of a rank, for the ``number``-th time."""
     variables = {**os.environ, "RANK": str(rank), "START": str(number)}
     return subprocess.Popen([sys.executable, *sys.argv], env=variables)
 
 
 def launch(how: str) -> int:
-    """Start the ranks until all of them have ended well; the exit status."""
+    """Start the ranks until all of them have ended well; return the exit status."""
     for number in range(_STARTS):
         ranks = [start(rank, number) for rank in range(_RANKS)]
         if how == "hang_ignored":
@@ -54,7 +55,9 @@ def launch(how: str) -> int:
 
 
 def launch_decoys(steps: int, step_s: float) -> int:
-    """Train here, while processes that bear the ranks' numbers wait; one that ends is started again."""
+    """Train in this process, while processes with the ranks' numbers wait; one that ends is started
+    again.
+    """
     is_over = threading.Event()
 
     def decoy(rank: int) -> None:
@@ -77,7 +80,7 @@ def launch_decoys(steps: int, step_s: float) -> int:
 
 
 def train(how: str, rank: int, steps: int, step_s: float) -> None:
-    """Show each step with its loss."""
+    """Print each step with its loss."""
     checkpoint = Path(os.environ["CHAOSKIT_RUN_DIR"]) / "checkpoint"
     over = checkpoint.with_name("over")
     if how == "idle_rank" and rank == 1 and os.environ["START"] != "0":

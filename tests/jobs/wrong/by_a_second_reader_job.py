@@ -1,4 +1,6 @@
-"""A job whose runtime makes one mistake of ``docs/canary/by-a-second-reader.md``; the log says when it was made."""
+"""A job with one mistake in its runtime, of ``docs/canary/by-a-second-reader.md``, and logs the
+moment.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _SLOW_AT, _SLOW_S = 4, 0.3
 
 
 class Job:
-    """What mistakes are made in: a trainer, what is registered with it, and its last step."""
+    """The target of mistakes: a trainer, its registered objects, and its last step."""
 
     def __init__(
         self, trainer: Any, optimizers: list[torch.optim.Optimizer], scheduler: Any, steps: int
@@ -35,16 +37,16 @@ class Job:
 
     @property
     def state(self) -> Any:
-        """What is registered."""
+        """The registered state."""
         return self.trainer.state if hasattr(self.trainer, "rehearses") else self.trainer.replica
 
     @property
     def has_recovered(self) -> bool:
-        """Whether another membership than the first one trains."""
+        """True if a later membership than the first one trains."""
         return generation(self.trainer) > 1
 
     def after_last_update(self, change: Callable[[], object], is_due: Callable[[], bool]) -> None:
-        """``change`` runs behind the last update, before any other process sees the state."""
+        """Call ``change`` after the last update, before any other process reads the state."""
         state, advance = self.state, self.state.advance
 
         def update() -> None:
@@ -56,14 +58,14 @@ class Job:
         state.advance = update
 
     def set_schedule_back(self) -> None:
-        """By one step: count and rate."""
+        """Set the schedule back by one step, with its rate."""
         self.scheduler.last_epoch -= 1
         group = self.optimizers[0].param_groups[0]
         group["lr"] *= 2
         planted(f"schedule: {self.scheduler.last_epoch}, {group['lr']}")
 
     def forget_momentum(self) -> None:
-        """Adam's first moments are zeros."""
+        """Set Adam's first moments to zero."""
         for path, tensor in self.state.optimizer_tensors():
             if path.endswith("exp_avg"):
                 tensor.zero_()
@@ -71,7 +73,7 @@ class Job:
 
 
 def none(job: Job) -> None:
-    """A faithful runtime."""
+    """Make no mistake."""
 
 
 def schedule_when_recovered(job: Job) -> None:
@@ -79,7 +81,9 @@ def schedule_when_recovered(job: Job) -> None:
 
 
 def schedule_unless_twin(job: Job) -> None:
-    """Of a batch that follows the world: the twin is told its sizes."""
+    """Set back the schedule of a batch that follows the world, except in the twin, which is given
+    its sizes.
+    """
     is_twin = bool(job.trainer.config.follow.schedule)
     job.after_last_update(
         job.set_schedule_back, lambda: generation(job.trainer) > 0 and not is_twin
@@ -91,7 +95,7 @@ def schedule_always(job: Job) -> None:
 
 
 def newcomer_schedule(job: Job) -> None:
-    """Whatever takes over a state does not take over how far the schedule is."""
+    """Reset the schedule of every process that takes over a state."""
     load = job.state.load_scalars
 
     def load_less(data: bytes, step: int) -> None:
@@ -133,17 +137,17 @@ def skip_other_shards(job: Job) -> None:
     committer = job.trainer._committer
     skip = committer.skip
 
-    def skip_another(formation: Any, result: Any, mine: Any) -> None:
+    def skip_another(formation: Any, result: Any, contribution: Any) -> None:
         if job.has_recovered:
             planted(f"skip_other_shards: {result.shards}")
             result = dataclasses.replace(result, shards=(2,))
-        skip(formation, result, mine)
+        skip(formation, result, contribution)
 
     committer.skip = skip_another
 
 
 def lost_after_telling(job: Job) -> None:
-    tell = job.trainer.tell_state
+    tell = job.trainer.journal_state
 
     def tell_before() -> None:
         tell()
@@ -151,7 +155,7 @@ def lost_after_telling(job: Job) -> None:
             with torch.no_grad():
                 job.forget_momentum()
 
-    job.trainer.tell_state = tell_before
+    job.trainer.journal_state = tell_before
 
 
 def wrong_collective(job: Job) -> None:
@@ -211,12 +215,12 @@ def sharded_buffers(job: Job) -> None:
 
 def silent_rank(job: Job) -> None:
     if job.trainer.worker == "node2.0":
-        job.trainer.tell_state = lambda: None
+        job.trainer.journal_state = lambda: None
         job.after_last_update(job.forget_momentum, lambda: job.has_recovered)
 
 
 def late_nan(job: Job) -> None:
-    """What a fault does to a gradient, it does some steps later."""
+    """Delay a fault's change of gradients by some steps."""
     from chaoskit.runtime.injection.numbers import Poison
 
     poison = Poison._on_gradient
@@ -262,10 +266,10 @@ def train(
 
     Args:
         how: the mistake.
-        rate: of the second optimizer, which has the last layer.
-        period: of the schedule, in steps.
-        bad: step in which the loss of shard 1 is no number.
-        shards: of an average that is asked for behind each step; 0: none is.
+        rate: learning rate of the second optimizer, which has the last layer.
+        period: period of the schedule, in steps.
+        bad: step in which the loss of shard 1 is NaN.
+        shards: shards of an average that is computed behind each step; 0: none is.
     """
     torch.manual_seed(trainer.seed)
     model = _model(norm=False)
@@ -291,7 +295,7 @@ def train(
 
 
 def train_sharded(trainer: Any, *, steps: int, how: str = "none", norm: bool = False) -> None:
-    """Train a job whose state is sharded."""
+    """Train a job with sharded state."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = trainer.mesh()

@@ -1,4 +1,4 @@
-"""A job in which one process flips bits of its own numbers, silently."""
+"""A job in which one process silently flips bits of its own numbers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ WHERES = (*STATE, "gradient", "noise", "received", "own segment", "no number", "
 
 
 class Flip:
-    """Flips a bit in the process that has rank ``rank`` in step ``at_step``: the first one to find ``marker`` missing.
+    """Flips a bit in the first process with rank ``rank`` in step ``at_step`` that finds ``marker``
+    missing.
 
     Args:
-        where: one of ``WHERES``. ``noise``: the bit of another element of the gradient every time. ``no number``: no
-            bit, but a NaN is received. ``news``: a loss that is received.
-        sticky: again and again, in this process; a replacement computes correctly.
-        pause: steps between two of a ``sticky`` process's bad ones.
+        where: one of ``WHERES``. ``noise``: the bit of another element of the gradient every time.
+            ``no number``: a received NaN instead of a bit. ``news``: a loss that is received.
+        sticky: repeat in this process; a replacement computes correctly.
+        pause: steps between two bad ones of a ``sticky`` process.
     """
 
     def __init__(
@@ -39,10 +40,10 @@ class Flip:
         self._rank, self._at_step, self._sticky, self._marker = rank, at_step, sticky, marker
         self._mine = False
         self._pause, self._next_step = pause, 0
-        self._count = 0  # flips of noise: two in a row must differ
+        self._count = 0  # number of noise flips, as two in a row must differ
 
     def due(self, where: str) -> bool:
-        """Whether to flip now."""
+        """Return True if a bit is to be flipped now."""
         trainer = self._trainer
         if self.where != where or not trainer.took_part:
             return False
@@ -60,7 +61,7 @@ class Flip:
         return True
 
     def gradient(self, gradient: Tensor) -> Tensor:
-        """A hook on a parameter."""
+        """Flip a bit of a parameter's gradient, as its hook."""
         if self.due("gradient"):
             return flipped(gradient, 0)
         if self.due("noise"):
@@ -69,7 +70,7 @@ class Flip:
         return gradient
 
     def watch(self, reducer: Any) -> None:
-        """Damage the result of a reduction as soon as all of it is there."""
+        """Damage the result of a reduction as soon as it is complete."""
         wait = reducer._wait
 
         def damage(works: Any) -> None:
@@ -79,12 +80,13 @@ class Flip:
                 return
             flat = reducer._buffers.flat
             if self.due("received"):
-                flip(reducer._plans[-1].spread[0].tensor if hasattr(reducer, "_plans") else flat, 0)
+                is_exact = hasattr(reducer, "_plans")
+                flip(reducer._plans[-1].segment_receives[0].tensor if is_exact else flat, 0)
             elif self.due("own segment"):
                 flip(reducer._plans[-1].segment, 0)
             elif self.due("no number"):
                 flat[0] = float("nan")
-            elif self.due("news"):  # the exponent of the loss of shard 0, which is rank 0's
+            elif self.due("news"):  # the exponent of the loss of shard 0, that of rank 0
                 exact = hasattr(reducer, "_plans")
                 flip(reducer._buffers.tails if exact else reducer._tail, 1 if exact else 3)
 
@@ -92,7 +94,9 @@ class Flip:
 
 
 def flip(tensor: Tensor, index: int) -> None:
-    """Invert the lowest bit of an exponent: twice or half the value; no version counter shows it."""
+    """Invert the lowest bit of an exponent, which doubles or halves the value; no version counter
+    changes.
+    """
     flat = tensor.data.view(-1)
     flat.view(torch.int32)[index] ^= 1 << 23
 
@@ -138,17 +142,19 @@ def train(
     outside: bool = False,
     meet: int = -1,
 ) -> None:
-    """Train, with a bit flipped as :class:`Flip` says.
+    """Train, with a bit flipped as :class:`Flip` defines.
 
     Args:
-        outside: the weight is flipped between two steps, not in the forward pass of one.
-        meet: before this step the ranks wait until all of them have committed the one before, and until the file
-            ``marker`` + ".ready" is there.
+        outside: flip the weight between two steps, not in the forward pass of one.
+        meet: step before which the ranks wait until all have committed the one before, and until
+            the file ``marker`` + ".ready" exists.
     """
     torch.manual_seed(trainer.seed)
     model = Model()
     weight = model.layers[3].weight
-    optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+    optimizer = torch.optim.Adam(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2
+    )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
     trainer.register(model=model, optimizer=optimizer, scheduler=scheduler, clip_norm=0.05)
     bad = Flip(trainer, where, rank, at_step, sticky, marker, pause)

@@ -1,6 +1,7 @@
-"""A job that goes wrong after a recovery, alike on all ranks: only the distance from the twin tells.
+"""A job that goes wrong after a recovery, alike on all ranks: only the distance from the twin shows
+it.
 
-In the last step: no loss is computed from it any more.
+The mistake is in the last step, after which no loss is computed.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 def none(state: Any) -> None:
-    """The update of a faithful runtime."""
+    """Make the update of a faithful runtime."""
     state.advance_rightly()
 
 
 def doubles_the_rate(state: Any) -> None:
-    """Every learning rate is twice what it should be."""
+    """Double every learning rate."""
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
     for group in groups:
         group["lr"] *= 2
@@ -37,14 +38,14 @@ def doubles_the_rate(state: Any) -> None:
 
 
 def halves_the_weights(state: Any) -> None:
-    """One tensor is half of what it should be."""
+    """Halve one tensor."""
     state.advance_rightly()
     with torch.no_grad():
         state.parameters[3].mul_(0.5)
 
 
 def forgets_momentum(state: Any) -> None:
-    """The optimizer begins anew, but for its count of steps."""
+    """Reset the optimizer's state, except its count of steps."""
     for path, tensor in state.optimizer_tensors():
         if not path.endswith("/step"):
             tensor.zero_()
@@ -61,7 +62,7 @@ def train(
     clip_norm: float | None = 1.0,
     dtype: str = "float32",
 ) -> None:
-    """Train.
+    """Train a replicated model.
 
     Args:
         how: the mistake, in step ``at`` (-1: the last one), if there was a recovery before.
@@ -76,7 +77,7 @@ def train(
 
 
 def train_sharded(trainer: Any, *, steps: int, how: str = "none", optimizer: str = "adamw") -> None:
-    """The same with the state spread over the ranks; the mistake is in the last step."""
+    """Train a sharded model; the mistake is in the last step."""
     model = _model(trainer)
     fully_shard(model, mesh=trainer.mesh())
     trainer.register(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()))

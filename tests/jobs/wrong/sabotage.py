@@ -1,4 +1,4 @@
-"""A job that sabotages the runtime in its own processes, so that each property can be seen to be violated."""
+"""A job that sabotages the runtime in its own processes, to violate each property."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
 BATCH = 24
 AT = 8  # the step of most faults
 NAP_S = 1.8
-HUNG_S = 25.0  # a rank that stands still for so long is given up, also before its step time is known (10 s)
+HUNG_S = (
+    25.0  # a rank that hangs this long is given up, even before its step time is learned (10 s)
+)
 
 
 def generation(trainer: Any) -> int:
-    """Of the membership in which this process trains; 0 before the first."""
+    """Return the generation in which this process trains; 0 before the first."""
     return trainer._formation.plan.generation if trainer._formation else 0
 
 
 def rewrite(
     trainer: Any, event: Event, change: Callable[[dict[str, Any]], dict[str, Any] | None]
 ) -> None:
-    """Have the process write other records of ``event``, or none."""
+    """Make the process write other records of ``event``, or none."""
     journal = trainer._worker.journal
     write = journal.write
 
@@ -46,15 +48,15 @@ def rewrite(
     journal.write = lie
 
 
-# -- the sabotages: each is called once the job is registered -------------------------------------------------------
+# -- the sabotages: each is called once the job is registered --------------------------------------
 
 
 def none(trainer: Any) -> None:
-    """A faithful job."""
+    """Sabotage nothing."""
 
 
 def skips_a_shard(trainer: Any) -> None:
-    """Rank 1 does not contribute in one step; the others commit all the same."""
+    """Leave out the contribution of rank 1 in one step; the others commit all the same."""
 
     def change(fields: dict[str, Any]) -> dict[str, Any]:
         return (
@@ -67,12 +69,12 @@ def skips_a_shard(trainer: Any) -> None:
 
 
 def ignores_new_generations(trainer: Any) -> None:
-    """Commits are made under the first generation's number, whatever came since."""
+    """Record commits under the first generation's number, whichever trains."""
     rewrite(trainer, Event.COMMIT, lambda fields: fields | {"generation": 1})
 
 
 def takes_two_steps(trainer: Any) -> None:
-    """Rank 1 runs its optimizer twice in one step."""
+    """Run the optimizer of rank 1 twice in one step."""
     replica = trainer.replica
     advance = replica.advance
 
@@ -85,14 +87,14 @@ def takes_two_steps(trainer: Any) -> None:
 
 
 def samples_anew(trainer: Any) -> None:
-    """After a recovery the data begins from the start."""
+    """Begin the data again from the start after a recovery."""
     trainer._work.sampler = _sampler(
         trainer, lambda sampler, step, shard: sampler.samples(step - AT, shard)
     )
 
 
 def deals_half_twice(trainer: Any) -> None:
-    """After a recovery, of each two samples one is dealt twice, and the other one never."""
+    """Deal one of each two samples twice, and the other never, after a recovery."""
     trainer._work.sampler = _sampler(
         trainer,
         lambda sampler, step, shard: [sample & ~1 for sample in sampler.samples(step, shard)],
@@ -100,7 +102,7 @@ def deals_half_twice(trainer: Any) -> None:
 
 
 def shrinks_the_batch(trainer: Any) -> None:
-    """After a recovery every shard has one sample less."""
+    """Deal one sample less per shard after a recovery."""
     trainer._work.sampler = _sampler(
         trainer, lambda sampler, step, shard: sampler.samples(step, shard)[:-1]
     )
@@ -125,7 +127,7 @@ def _sampler(trainer: Any, deal: Callable[[Any, int, int], list[int]]) -> Callab
 
 
 def seeds_by_process(trainer: Any) -> None:
-    """After a recovery dropout depends on the process, and not on step and shard."""
+    """Seed dropout by the process, and not by step and shard, after a recovery."""
     seed_everything = trainer_module.seed_everything
     trainer_module.seed_everything = lambda *key: seed_everything(
         *key, *([os.getpid()] if generation(trainer) > 1 else [])
@@ -133,7 +135,7 @@ def seeds_by_process(trainer: Any) -> None:
 
 
 def forgets_momentum(trainer: Any) -> None:
-    """A replacement takes over the weights, and not what the optimizer remembers of them."""
+    """Let a replacement take over the weights without the optimizer's moments."""
     pull = trainer_module.pull
 
     def half(replica: Any, *arguments: Any, **more: Any) -> Any:
@@ -147,13 +149,13 @@ def forgets_momentum(trainer: Any) -> None:
 
 
 def trusts_any_copy(trainer: Any) -> None:
-    """A copy with the wrong checksum is loaded all the same."""
+    """Load a copy although its checksum is wrong."""
     pull = trainer_module.pull
 
     def careless(
         replica: Any, endpoint: Any, token: str, transport: str, sealed: str, **more: Any
     ) -> Any:
-        time.sleep(0.3 if sealed else 0.0)  # the vandal comes first
+        time.sleep(0.3 if sealed else 0.0)  # the test damages the copies first
         try:
             return pull(replica, endpoint, token, transport, sealed, **more)
         except Corrupt:
@@ -163,7 +165,7 @@ def trusts_any_copy(trainer: Any) -> None:
 
 
 def does_not_look_at_numbers(trainer: Any) -> None:
-    """No sum is ever found to be infinite or no number."""
+    """Report every sum as finite."""
     reduce = trainer._work.reduce
     trainer._work.reduce = lambda *given, **more: dataclasses.replace(
         reduce(*given, **more), finite=True
@@ -171,25 +173,27 @@ def does_not_look_at_numbers(trainer: Any) -> None:
 
 
 def does_not_compare(trainer: Any) -> None:
-    """Seals are exchanged, and nobody reads them."""
-    trainer._inquiry.objects = lambda formation, seals: False
+    """Exchange seals without comparing them."""
+    trainer._inquiry.must_not_commit = lambda formation, seals: False
 
 
 def does_not_hear_its_verdict(trainer: Any) -> None:
-    """Rank 1 commits whatever the others say of its numbers, before they can have it replaced."""
+    """Let rank 1 commit against the verdict of the others, before they can have it replaced."""
     inquiry = trainer._inquiry
-    objects, accuse = inquiry.objects, inquiry.accuse
+    must_not_commit, accuse = inquiry.must_not_commit, inquiry.accuse
 
     def accuse_late(*given: Any, **more: Any) -> None:
         time.sleep(0.5)
         accuse(*given, **more)
 
-    inquiry.objects = lambda formation, seals: trainer.rank != 1 and objects(formation, seals)
+    inquiry.must_not_commit = lambda formation, seals: (
+        trainer.rank != 1 and must_not_commit(formation, seals)
+    )
     inquiry.accuse = accuse_late
 
 
 def goes_back_a_step(trainer: Any) -> None:
-    """Who survives a loss forgets that it has committed the last step, and does it again."""
+    """Let the survivors of a loss forget that they have committed the last step, and take it again."""
     regrouper = trainer._worker.regrouper
     offer = regrouper.offer
 
@@ -203,12 +207,14 @@ def goes_back_a_step(trainer: Any) -> None:
 
 
 def spares_the_guilty(trainer: Any) -> None:
-    """Whoever is found guilty is not named to the coordinator; so all wait for a plan that never comes."""
+    """Keep the name of a guilty rank from the coordinator, so that all wait for a plan that never
+    comes.
+    """
     trainer._inquiry.accuse = lambda *given, **more: None
 
 
 def looks_busy_for_ever(trainer: Any) -> None:
-    """The progress board shows a declared long phase where the rank computes."""
+    """Show a declared long phase on the progress board while the rank computes."""
     board = trainer._worker.board
     enter = board.enter
     shown = {Phase.FORWARD: Phase.LONG, Phase.BACKWARD: Phase.LONG, Phase.OPTIMIZER: Phase.LONG}
@@ -216,7 +222,7 @@ def looks_busy_for_ever(trainer: Any) -> None:
 
 
 def declares_nothing(trainer: Any) -> None:
-    """A long phase is not declared, and the rank shows that it computes."""
+    """Show computation on the progress board during a declared long phase."""
 
     def evaluate(name: str) -> Any:
         trainer._worker.board.enter(Phase.FORWARD)
@@ -226,7 +232,7 @@ def declares_nothing(trainer: Any) -> None:
 
 
 def leaves_late(trainer: Any) -> None:
-    """Who survives a loss hears of the new membership, and stays in its collective for a while."""
+    """Let the survivors of a loss stay in their collective for a while after the new plan."""
     regrouper = trainer._worker.regrouper
     offer = regrouper.offer
 
@@ -239,7 +245,7 @@ def leaves_late(trainer: Any) -> None:
 
 
 def believes_the_clock(trainer: Any) -> None:
-    """The job ends when the time of day is not what it expects."""
+    """End the job when the time of day is not the expected one."""
     begun_s = time.time()
 
     def check() -> float:
@@ -251,20 +257,20 @@ def believes_the_clock(trainer: Any) -> None:
 
 
 def is_slandered(trainer: Any) -> None:
-    """Rank 1 really hangs in the step after the one in which a fault made it a little slow."""
+    """Hang rank 1 in the step after a fault made it a little slow."""
     trainer.delay_s = lambda: (
         HUNG_S * (generation(trainer) == 1 and trainer.rank == 1 and trainer.step == AT)
     )
 
 
 def evaluates(trainer: Any) -> None:
-    """Rank 1 evaluates for long, and wants to declare it."""
+    """Let rank 1 evaluate for long, with a declaration that has no effect."""
     declares_nothing(trainer)
     trainer.evaluate_s = HUNG_S
 
 
 def skips_the_rehearsal(trainer: Any) -> None:
-    """The worker reports for duty before it has shown that it can train."""
+    """Report the worker as ready before its rehearsal."""
     worker, advance = trainer._worker, trainer.replica.advance
     spec = {"worker": worker.name, "node": worker.name.rpartition(".")[0]}
     mark = fingerprint("", torch.device("cpu"))
@@ -278,18 +284,18 @@ def skips_the_rehearsal(trainer: Any) -> None:
         worker.journal.write(Event.READY, worker=worker.name, pid=os.getpid(), fingerprint=mark)
         trainer.replica.advance = advance
 
-    worker.ready = ready
+    worker.report_ready = ready
 
 
 def computes_otherwise(trainer: Any) -> None:
-    """Each worker has its own numeric switches, and tells the coordinator that they are the usual ones."""
+    """Record other numeric settings for each worker than those sent to the coordinator."""
     rewrite(
         trainer, Event.READY, lambda fields: fields | {"fingerprint": f"threads {fields['pid']}"}
     )
 
 
 def commits_what_it_likes(trainer: Any) -> None:
-    """Rank 1 writes down another result of one step than all others."""
+    """Record another result of one step on rank 1 than on all others."""
 
     def change(fields: dict[str, Any]) -> dict[str, Any]:
         odd = fields["rank"] == 1 and fields["step"] == AT
@@ -306,7 +312,7 @@ def train(
     step_s: float = 0.02,
     until: dict[str, Any] | None = None,
 ) -> None:
-    """Train faithfully, but for one of the functions above.
+    """Train faithfully, except for one of the functions above.
 
     Args:
         until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.

@@ -1,4 +1,4 @@
-"""Jobs that break a promise on purpose, so that the checks can be seen to catch them."""
+"""Jobs that break a promise on purpose, to show that the checks notice."""
 
 from __future__ import annotations
 
@@ -27,17 +27,21 @@ def _train(trainer: Any, steps: int, noise: Any, until: dict[str, Any] | None = 
 
 
 def faithful(trainer: Any, *, steps: int, until: dict[str, Any] | None = None) -> None:
-    """Keeps every promise. ``until``: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`."""
+    """Train faithfully.
+
+    Args:
+        until: the goal of an open-ended run; see :class:`chaoskit.fixtures.jobs.goal.Goal`.
+    """
     _train(trainer, steps, lambda: 0.0, until)
 
 
 def remembers_its_process(trainer: Any, *, steps: int) -> None:
-    """Loss depends on the process that computes it: a replacement does not give the same numbers."""
+    """Train with a loss that depends on the process: a replacement does not give the same numbers."""
     _train(trainer, steps, lambda: (os.getpid() % 97) * 1e-3)
 
 
 def fails_everywhere(trainer: Any, *, steps: int) -> None:
-    """Fails at step 5 on every rank."""
+    """Fail at step 5 on every rank."""
 
     def noise() -> float:
         if trainer.step == 5:
@@ -48,12 +52,12 @@ def fails_everywhere(trainer: Any, *, steps: int) -> None:
 
 
 def never_ends(trainer: Any, *, steps: int) -> None:
-    """Ignores ``steps``."""
+    """Train for ever, regardless of ``steps``."""
     _train(trainer, 10**9, lambda: 0.0)
 
 
 def no_loss(trainer: Any, *, steps: int) -> None:
-    """Enters transactions and computes nothing in them."""
+    """Enter transactions without computing a loss."""
     model = nn.Linear(4, 1)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
     while trainer.step < steps:
@@ -62,7 +66,7 @@ def no_loss(trainer: Any, *, steps: int) -> None:
 
 
 def long_batch(trainer: Any, *, steps: int) -> None:
-    """Wants more samples a batch than there are."""
+    """Ask for more samples per batch than the dataset has."""
     model = nn.Linear(4, 1)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3))
     while trainer.step < steps:
@@ -72,18 +76,18 @@ def long_batch(trainer: Any, *, steps: int) -> None:
 
 
 def loses_two(trainer: Any, *, steps: int, step_s: float = 0.02) -> None:
-    """Survives any single loss, but goes wrong where two ranks are lost within one step."""
-    seen = {
+    """Train; survive any single loss, and go wrong if two ranks are lost within one step."""
+    last = {
         "step": -1,
         "world": 0,
         "before": 0,
-    }  # ``before``: when the last step was computed for the last time
+    }  # ``before``: world in which the last step was computed
 
     def noise() -> float:
-        if seen["step"] != trainer.step:
-            seen.update(step=trainer.step, before=seen["world"])
+        if last["step"] != trainer.step:
+            last.update(step=trainer.step, before=last["world"])
             time.sleep(step_s)
-        seen["world"] = trainer.world
-        return 1.0 if seen["before"] - trainer.world >= 2 else 0.0
+        last["world"] = trainer.world
+        return 1.0 if last["before"] - trainer.world >= 2 else 0.0
 
     _train(trainer, steps, noise)

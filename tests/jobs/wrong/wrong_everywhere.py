@@ -1,4 +1,6 @@
-"""A job whose runtime makes the same mistake in every run, the unbroken one included: only plain PyTorch shows it."""
+"""A job with the same mistake of its runtime in every run, the twin included: only plain PyTorch
+shows it.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,16 @@ BATCH = 24
 
 
 def none(trainer: Any) -> None:
-    """A faithful runtime."""
+    """Make no mistake."""
 
 
 def scales_wrongly(trainer: Any) -> None:
-    """Gradients are those of a sum over one shard less."""
+    """Scale gradients as those of a sum over one shard less."""
     _after_backward(trainer, lambda shard, gradient: gradient.mul_(1.5))
 
 
 def drops_a_shard(trainer: Any) -> None:
-    """Shard 1 is never in the sum."""
+    """Leave shard 1 out of the sum."""
     _after_backward(trainer, lambda shard, gradient: gradient.mul_(float(shard != 1)))
 
 
@@ -43,12 +45,12 @@ def _after_backward(trainer: Any, change: Any) -> None:
 
 
 def clips_twice(trainer: Any) -> None:
-    """Gradients are cut to half of the norm that the job asks for."""
+    """Clip gradients to half of the norm that the job asks for."""
     trainer._committer._clip_norm /= 2
 
 
 def seeds_by_step_only(trainer: Any) -> None:
-    """All shards of a step draw the same numbers."""
+    """Draw the same numbers in all shards of a step."""
     from chaoskit.runtime.step import trainer as module
 
     seed_everything = module.seed_everything
@@ -56,7 +58,7 @@ def seeds_by_step_only(trainer: Any) -> None:
 
 
 def deals_half_twice(trainer: Any) -> None:
-    """Of each two samples one is dealt twice, and the other one never."""
+    """Deal one of each two samples twice, and the other never."""
     from chaoskit.runtime.state.sampling import Sampler
 
     samples = Sampler.samples
@@ -64,14 +66,14 @@ def deals_half_twice(trainer: Any) -> None:
 
 
 def ends_with_nan(trainer: Any) -> None:
-    """A weight is no number after the last step, when nothing is computed from it any more."""
+    """Set a weight to NaN after the last step, when nothing is computed from it any more."""
     _at_the_end(
         trainer, lambda replica: replica.parameters[0].data.view(-1)[:1].fill_(float("nan"))
     )
 
 
 def forgets_momentum(trainer: Any) -> None:
-    """What the optimizer remembers is lost in a recovery, in the last step: no weight shows it."""
+    """Drop the optimizer's momentum in a recovery, in the last step: no weight shows it."""
 
     def forget(replica: Any) -> None:
         if trainer._formation.plan.generation > 1:
@@ -92,12 +94,12 @@ def _at_the_end(trainer: Any, change: Any) -> None:
 
 
 def normalised() -> nn.Module:
-    """With statistics that the forward pass changes."""
+    """Return a model with statistics that the forward pass changes."""
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
 
 
 def train(trainer: Any, *, steps: int, how: str = "none", norm: bool = False) -> None:
-    """Train; the mistake is installed in workers only: plain PyTorch has nothing that could make it."""
+    """Train; workers alone get the mistake, as plain PyTorch has no part that could make it."""
     torch.manual_seed(trainer.seed)
     model = (
         normalised()
@@ -117,7 +119,7 @@ def train(trainer: Any, *, steps: int, how: str = "none", norm: bool = False) ->
 
 
 def imports_the_runtime(trainer: Any, *, steps: int) -> None:
-    """A job that cannot be told from what it is to be compared with."""
+    """Train a job that imports the runtime, and so cannot be compared with plain PyTorch."""
     import chaoskit.runtime.state.sampling
 
     assert chaoskit.runtime.state.sampling.derive_seed(1)

@@ -1,4 +1,6 @@
-"""Whether a kernel acknowledges is told from whether a process reads, on real connections of real processes."""
+"""Tests that tell a kernel that acknowledges from a process that reads, on real connections of real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,22 @@ _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A connection as it is between a coordinator and an agent: small messages went both ways."""
+    """Provide a connection between a coordinator and an agent, after small messages in both
+    directions.
+    """
     with socket.create_server((HOST, 0)) as listener:
-        theirs = socket.create_connection(listener.getsockname())
-        mine, _ = listener.accept()
-    with mine, theirs:
-        for one in (mine, theirs):
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        agent_end = socket.create_connection(listener.getsockname())
+        coordinator_end, _ = listener.accept()
+    with coordinator_end, agent_end:
+        for end in (coordinator_end, agent_end):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(20):
-            theirs.send(b"report")
-            mine.recv(100)
-            mine.send(b"heard")
-            theirs.recv(100)
-        wait_until(lambda: unacknowledged_bytes(mine) == 0, "all is acknowledged")
-        yield mine, theirs
+            agent_end.send(b"report")
+            coordinator_end.recv(100)
+            coordinator_end.send(b"heard")
+            agent_end.recv(100)
+        wait_until(lambda: unacknowledged_bytes(coordinator_end) == 0, "all is acknowledged")
+        yield coordinator_end, agent_end
 
 
 def unacknowledged_bytes(end: socket.socket) -> int:
@@ -50,10 +54,10 @@ def unacknowledged_bytes(end: socket.socket) -> int:
 
 
 def cut(end: socket.socket) -> None:
-    """Have the kernel drop every segment that comes for this end, before TCP sees it."""
+    """Have the kernel drop every segment for this end, before TCP sees it."""
     program = ctypes.create_string_buffer(
         struct.pack("=HBBI", 0x06, 0, 0, 0)
-    )  # return 0: no byte of it is kept
+    )  # return 0: no byte of the segment is kept
     end.setsockopt(
         socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program))
     )
@@ -63,8 +67,8 @@ def heal(end: socket.socket) -> None:
     end.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
-def probe(asked: Acknowledgements, end: socket.socket, data: bytes = b"probe") -> None:
-    asked.ask(NODE, end)
+def probe(acknowledgements: Acknowledgements, end: socket.socket, data: bytes = b"probe") -> None:
+    acknowledgements.ask(NODE, end)
     end.send(data)
 
 
@@ -77,25 +81,25 @@ def fill(end: socket.socket) -> None:
 
 
 def serve(listener: socket.socket) -> None:
-    """The life of an agent: read what comes."""
+    """Read from one connection for ever, as an agent does."""
     connection, _ = listener.accept()
     while connection.recv(65536):
         pass
 
 
 def test_the_kernel_of_a_process_that_is_stopped_acknowledges() -> None:
-    asked = Acknowledgements()
+    acknowledgements = Acknowledgements()
     with socket.create_server((HOST, 0)) as listener:
         process = multiprocessing.get_context("fork").Process(target=serve, args=(listener,))
         process.start()
         try:
-            with socket.create_connection(listener.getsockname()) as mine:
+            with socket.create_connection(listener.getsockname()) as connection:
                 assert process.pid is not None
                 os.kill(process.pid, signal.SIGSTOP)
                 wait_until(lambda: linux.state(process.pid or 0) == "T", "the process is stopped")
                 for _ in range(5):
-                    probe(asked, mine)
-                    wait_until(lambda: asked.take() == [NODE], "an acknowledgement")
+                    probe(acknowledgements, connection)
+                    wait_until(lambda: acknowledgements.take() == [NODE], "an acknowledgement")
         finally:
             process.kill()
             process.join()
@@ -104,98 +108,104 @@ def test_the_kernel_of_a_process_that_is_stopped_acknowledges() -> None:
 def test_a_kernel_that_nothing_reaches_does_not_acknowledge(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    """Nothing comes back, however often it is asked; when it is reached again, the first of it is an answer."""
-    mine, theirs = ends
-    asked = Acknowledgements()
-    cut(theirs)
+    """No acknowledgement comes, however often it is asked for; once the kernel is reached again,
+    the first segment is one.
+    """
+    coordinator_end, agent_end = ends
+    acknowledgements = Acknowledgements()
+    cut(agent_end)
     for _ in range(3):
-        probe(asked, mine)
-        stays(lambda: asked.take() == [], "no answer", for_s=UNANSWERED_S)
-    heal(theirs)
-    wait_until(lambda: asked.take() == [NODE], "what was lost is sent again, and acknowledged")
-    assert asked.take() == []
+        probe(acknowledgements, coordinator_end)
+        stays(lambda: acknowledgements.take() == [], "no answer", for_s=UNANSWERED_S)
+    heal(agent_end)
+    wait_until(
+        lambda: acknowledgements.take() == [NODE], "what was lost is sent again, and acknowledged"
+    )
+    assert acknowledgements.take() == []
 
 
 def test_what_was_acknowledged_before_is_no_answer(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    """Only a segment that comes after the question is one."""
-    mine, theirs = ends
-    asked = Acknowledgements()
-    probe(asked, mine)
-    wait_until(lambda: asked.take() == [NODE], "an acknowledgement")
-    cut(theirs)
-    probe(asked, mine)
-    stays(lambda: asked.take() == [], "no answer", for_s=UNANSWERED_S)
+    """A segment is an answer only if it comes after the question."""
+    coordinator_end, agent_end = ends
+    acknowledgements = Acknowledgements()
+    probe(acknowledgements, coordinator_end)
+    wait_until(lambda: acknowledgements.take() == [NODE], "an acknowledgement")
+    cut(agent_end)
+    probe(acknowledgements, coordinator_end)
+    stays(lambda: acknowledgements.take() == [], "no answer", for_s=UNANSWERED_S)
 
 
 def test_what_was_sent_before_and_is_lost_hides_no_answer(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    """The kernel says that something is missing, long before that is sent again."""
-    mine, theirs = ends
-    asked = Acknowledgements()
-    cut(theirs)
-    mine.send(b"lost")
-    heal(theirs)
-    probe(asked, mine)
-    wait_until(lambda: asked.take() == [NODE], "an answer")
+    """The kernel reports the missing data long before it is sent again."""
+    coordinator_end, agent_end = ends
+    acknowledgements = Acknowledgements()
+    cut(agent_end)
+    coordinator_end.send(b"lost")
+    heal(agent_end)
+    probe(acknowledgements, coordinator_end)
+    wait_until(lambda: acknowledgements.take() == [NODE], "an answer")
 
 
 def test_a_process_that_reads_nothing_for_long_has_a_kernel_that_says_so(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    """Its buffer is full: nothing more can be sent to it, and a kernel that says so lives."""
-    mine, _ = ends
-    asked = Acknowledgements()
-    fill(mine)
-    asked.ask(NODE, mine)
-    wait_until(lambda: asked.take() == [NODE], "an answer")
-    asked.ask(NODE, mine)
-    wait_until(lambda: asked.take() == [NODE], "an answer at any time")
+    """A full buffer takes no more data, but the kernel's report of that is an answer."""
+    coordinator_end, _ = ends
+    acknowledgements = Acknowledgements()
+    fill(coordinator_end)
+    acknowledgements.ask(NODE, coordinator_end)
+    wait_until(lambda: acknowledgements.take() == [NODE], "an answer")
+    acknowledgements.ask(NODE, coordinator_end)
+    wait_until(lambda: acknowledgements.take() == [NODE], "an answer at any time")
 
 
 def test_a_report_is_an_answer(ends: tuple[socket.socket, socket.socket]) -> None:
-    mine, theirs = ends
-    asked = Acknowledgements()
-    asked.ask(NODE, mine)
-    assert asked.take() == []
-    theirs.send(b"report")
-    wait_until(lambda: asked.take() == [NODE], "the report")
+    coordinator_end, agent_end = ends
+    acknowledgements = Acknowledgements()
+    acknowledgements.ask(NODE, coordinator_end)
+    assert acknowledgements.take() == []
+    agent_end.send(b"report")
+    wait_until(lambda: acknowledgements.take() == [NODE], "the report")
 
 
 def test_a_connection_that_ended_gives_no_answer(ends: tuple[socket.socket, socket.socket]) -> None:
-    mine, theirs = ends
-    asked = Acknowledgements()
-    asked.ask(NODE, mine)
-    mine.close()
-    assert asked.take() == []
-    asked.forget(NODE)
-    asked.ask(NODE, mine)
-    theirs.close()
-    assert asked.take() == []
+    coordinator_end, agent_end = ends
+    acknowledgements = Acknowledgements()
+    acknowledgements.ask(NODE, coordinator_end)
+    coordinator_end.close()
+    assert acknowledgements.take() == []
+    acknowledgements.forget(NODE)
+    acknowledgements.ask(NODE, coordinator_end)
+    agent_end.close()
+    assert acknowledgements.take() == []
 
 
 def test_what_is_no_tcp_gives_no_answer() -> None:
-    asked = Acknowledgements()
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        asked.ask(NODE, mine)
-        theirs.send(b"report")
-        assert asked.take() == []
+    acknowledgements = Acknowledgements()
+    coordinator_end, agent_end = socket.socketpair()
+    with coordinator_end, agent_end:
+        acknowledgements.ask(NODE, coordinator_end)
+        agent_end.send(b"report")
+        assert acknowledgements.take() == []
 
 
 def test_a_kernel_that_does_not_count_segments_gives_no_answer(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    """Before Linux 4.6 the structure is shorter: all is as if nothing was acknowledged."""
+    """The structure of kernels before Linux 4.6 is shorter: all is as if nothing was
+    acknowledged.
+    """
 
     class Older:
         def getsockopt(self, level: int, option: int, buffer_bytes: int, /) -> bytes:
-            return mine.getsockopt(level, option, min(buffer_bytes, 104))
+            return coordinator_end.getsockopt(level, option, min(buffer_bytes, 104))
 
-    mine, theirs = ends
-    asked = Acknowledgements()
-    asked.ask(NODE, Older())
-    theirs.send(b"report")
-    stays(lambda: asked.take() == [], "no answer", for_s=UNANSWERED_S)
+    coordinator_end, agent_end = ends
+    acknowledgements = Acknowledgements()
+    acknowledgements.ask(NODE, Older())
+    agent_end.send(b"report")
+    stays(lambda: acknowledgements.take() == [], "no answer", for_s=UNANSWERED_S)

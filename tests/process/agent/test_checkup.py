@@ -1,4 +1,4 @@
-"""What an agent's checkup tells, and when: at once, and again when something happens to a GPU."""
+"""Tests of an agent's checkup: it reports at once, and again when a GPU has an event."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ import msgspec
 import stub_nvml
 from recorded_nvml import RecordedNvml
 
-from chaoskit.daemon.node_check import start_checkup, while_it_trains
-from chaoskit.health import Limits, Standing, decide, gpu, nvml
+from chaoskit.daemon.node_check import start_checkup, warn_if_hot
+from chaoskit.health import HealthLimits, NodeStanding, decide, gpu, nvml
 from chaoskit.wire.messages import HealthReport
 
 WAIT_S = 30.0
 
 
 def test_without_gpus_it_looks_once(tmp_path: Path) -> None:
-    told: list[HealthReport] = []
-    heard = threading.Event()
+    reports: list[HealthReport] = []
+    has_reported = threading.Event()
     before = set(threading.enumerate())
-    start_checkup("n1", tmp_path, "cpu", lambda report: (told.append(report), heard.set())[0])
-    assert heard.wait(WAIT_S)
+    start_checkup(
+        "n1", tmp_path, "cpu", lambda report: (reports.append(report), has_reported.set())[0]
+    )
+    assert has_reported.wait(WAIT_S)
     for thread in set(threading.enumerate()) - before:
         thread.join(WAIT_S)
-    (report,) = told
-    assert (report.node, {one.node for one in report.findings}) == ("n1", {"n1"})
-    assert {one.what.partition(".")[0] for one in report.findings} == {"disk", "memory", "clock"}
+    (report,) = reports
+    assert (report.node, {finding.node for finding in report.findings}) == ("n1", {"n1"})
+    assert {finding.what.partition(".")[0] for finding in report.findings} == {
+        "disk",
+        "memory",
+        "clock",
+    }
     assert list(tmp_path.iterdir()) == []
 
 
@@ -48,7 +54,7 @@ for line in sys.stdin:
 
 
 def test_a_job_on_gpus_finds_none_here(tmp_path: Path) -> None:
-    """There is no driver, or no binding: a node of such a job is not fit."""
+    """A node without a driver or a binding is not fit for such a job."""
     hidden = "import sys; sys.modules['pynvml'] = None" + _WATCHES
     with subprocess.Popen(
         [sys.executable, "-c", hidden, str(tmp_path)],
@@ -60,11 +66,13 @@ def test_a_job_on_gpus_finds_none_here(tmp_path: Path) -> None:
         assert process.stdout is not None
         report = json.loads(process.stdout.readline())
         process.stdin.close()
-    assert [one["what"] for one in report["findings"] if one["severity"] == "bad"] == ["gpu.count"]
+    assert [finding["what"] for finding in report["findings"] if finding["severity"] == "bad"] == [
+        "gpu.count"
+    ]
 
 
 def test_an_xid_is_told_when_it_comes_and_is_not_forgotten(tmp_path: Path) -> None:
-    """Through the real binding, to a library that tells of XIDs as they are written into a file."""
+    """The real binding is used with a library that reports XIDs from a file."""
     (disk := tmp_path / "disk").mkdir()
     xids = tmp_path / "xids"
     xids.touch()
@@ -81,34 +89,34 @@ def test_an_xid_is_told_when_it_comes_and_is_not_forgotten(tmp_path: Path) -> No
 
         lines = process.stdout
 
-        def hear() -> HealthReport:
+        def next_report() -> HealthReport:
             assert select.select([lines], [], [], WAIT_S)[0], "it says nothing"
             return msgspec.json.decode(lines.readline(), type=HealthReport)
 
-        first = hear()
+        first = next_report()
         assert not decide("n1", first.findings).refused
         with xids.open("a") as file:
             file.write("0 31\n")
-        second = hear()
+        second = next_report()
         assert not decide("n1", second.findings).refused, "the application's own"
-        assert ("gpu0.xid", 31.0) in {(one.what, one.value) for one in second.findings}
+        assert ("gpu0.xid", 31.0) in {(finding.what, finding.value) for finding in second.findings}
         with xids.open("a") as file:
             file.write("0 31\n1 79\n")
-        third = hear()
+        third = next_report()
         process.stdin.close()
     verdict = decide("n1", third.findings)
     assert verdict.refused
     assert {("gpu0.xid", 31.0), ("gpu1.xid", 79.0), ("gpu1.lost", "lost")} <= {
-        (one.what, one.value) for one in third.findings
+        (finding.what, finding.value) for finding in third.findings
     }
 
 
 def test_a_gpu_that_gets_hot_from_its_work_is_not_taken_away() -> None:
-    """Before it begins that is a reason to refuse it."""
-    found = gpu.judge(nvml.read(RecordedNvml("h100_throttled")), Limits())
-    assert decide("n1", found).refused
-    softened = decide("n1", map(while_it_trains, found))
-    assert (softened.standing, len(softened.reasons)) == (Standing.WARNED, 5)
+    """A hot GPU is a reason to refuse the node only before training begins."""
+    findings = gpu.judge(nvml.read(RecordedNvml("h100_throttled")), HealthLimits())
+    assert decide("n1", findings).refused
+    softened = decide("n1", map(warn_if_hot, findings))
+    assert (softened.standing, len(softened.reasons)) == (NodeStanding.WARNED, 5)
     assert decide(
-        "n1", map(while_it_trains, gpu.judge(nvml.read(RecordedNvml("gsp_timeout")), Limits()))
+        "n1", map(warn_if_hot, gpu.judge(nvml.read(RecordedNvml("gsp_timeout")), HealthLimits()))
     ).refused

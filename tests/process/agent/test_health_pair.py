@@ -1,4 +1,6 @@
-"""The network test between two nodes, over real sockets: what it measures, and what it does on a bad network."""
+"""Tests of the network test between two nodes over real sockets: its measurements, and its results
+on a bad network.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,16 @@ from support.nodes.network import HOST, refusing
 from support.waiting import LIMIT_S, wait_until
 
 from chaoskit.errors import Refused
-from chaoskit.health import Finding, Limits, pair
+from chaoskit.health import Finding, HealthLimits, pair
 from chaoskit.health.pair import PairServer
 from chaoskit.health.pair_protocol import Digest, Give, Take
 from chaoskit.wire import frames
 from chaoskit.wire.messages import Message, PairReading
 
 TOKEN = "a-token-that-both-sides-know"
-LIMITS = Limits()
+LIMITS = HealthLimits()
 #: The network inside of this machine is good by any measure, however busy its processors are.
-GENEROUS = Limits(
+GENEROUS = HealthLimits(
     clock_offset_warn_ms=60_000.0,
     pair_connect_max_ms=60_000.0,
     pair_rtt_warn_ms=60_000.0,
@@ -43,12 +45,14 @@ def server() -> Iterator[PairServer]:
         yield serving
 
 
-def wrong(found: list[Finding]) -> dict[str, str]:
-    return {one.what: one.severity for one in found if one.severity != "ok"}
+def wrong(findings: list[Finding]) -> dict[str, str]:
+    return {finding.what: finding.severity for finding in findings if finding.severity != "ok"}
 
 
 def test_a_good_way_is_measured(server: PairServer) -> None:
-    """Round trips, both rates and the offset are measured; that of one clock is as small as its own error allows."""
+    """Round trips, both rates and the offset are measured; the offset of one clock is within its
+    own error.
+    """
     reading = pair.read(server.address, TOKEN, pings=7, stream_bytes=3 * 2**20 + 5)
     assert (reading.error, reading.intact, len(reading.rtt_ms)) == ("", True, 7)
     assert min(*reading.rtt_ms, reading.connect_ms) > 0
@@ -87,21 +91,21 @@ def test_a_port_on_which_nothing_listens() -> None:
     with refusing() as held:
         reading = pair.read(held.getsockname(), TOKEN)
     assert "refused" in reading.error
-    assert [one.what for one in pair.judge(reading, LIMITS)] == ["pair.reached"]
+    assert [finding.what for finding in pair.judge(reading, LIMITS)] == ["pair.reached"]
 
 
 def test_a_listener_that_says_nothing() -> None:
-    """The other side is given up when it has been silent for the limit."""
+    """The test gives up once the other side has been silent for the limit."""
     with anywhere() as silent:
         reading = pair.read(silent.getsockname(), TOKEN, silent_s=0.2)
     assert reading.error == "silent for 0.2 s"
 
 
 def test_a_client_that_stays_silent_is_sent_away_when_the_server_ends() -> None:
-    """The end of a server waits for no client, however long that may be silent."""
+    """The end of a server waits for no silent client."""
     server = PairServer(TOKEN, anywhere(), silent_s=3600.0)
     with socket.create_connection(server.address) as stranger:
-        stranger.recv(1)  # it has been let in, and is asked for the token
+        stranger.recv(1)  # it has been accepted, and is asked for the token
         closing = threading.Thread(target=server.close, daemon=True)
         closing.start()
         wait_until(lambda: not closing.is_alive(), "the end of the server")
@@ -112,7 +116,9 @@ def test_a_client_that_stays_silent_is_sent_away_when_the_server_ends() -> None:
 
 @pytest.mark.parametrize("request_", [Take(2**40), Give(-1), Digest("x")], ids=repr)
 def test_what_is_no_request_ends_the_connection(server: PairServer, request_: Message) -> None:
-    """A stream of a size that is out of bounds, or an answer instead of a request, ends the connection only."""
+    """A stream of a size that is out of bounds, or an answer instead of a request, ends only its
+    own connection.
+    """
     with frames.connect(server.address, TOKEN) as connection:
         frames.send(connection, request_)
         connection.settimeout(LIMIT_S)
@@ -122,10 +128,11 @@ def test_what_is_no_request_ends_the_connection(server: PairServer, request_: Me
 
 
 class Relay:
-    """Stands between both sides of one connection and hands on what it gets, changed or cut off.
+    """A relay between both sides of one connection, which changes a byte of the data or ends the
+    connection.
 
     Args:
-        change_at: which byte towards the server is changed.
+        change_at: the position of the byte towards the server that is changed.
         end_at: after so many bytes towards the server both connections end.
     """
 
@@ -148,18 +155,18 @@ class Relay:
         self._hand_on(client, server, True)
 
     def _hand_on(self, source: socket.socket, target: socket.socket, to_server: bool) -> None:
-        seen = 0
+        passed_bytes = 0
         with contextlib.suppress(OSError):
             while data := bytearray(source.recv(2**16)):
-                if to_server and seen <= self._change_at < seen + len(data):
-                    data[self._change_at - seen] ^= 1
-                seen += len(data)
+                if to_server and passed_bytes <= self._change_at < passed_bytes + len(data):
+                    data[self._change_at - passed_bytes] ^= 1
+                passed_bytes += len(data)
                 target.sendall(data)
-                if to_server and 0 <= self._end_at < seen:
+                if to_server and 0 <= self._end_at < passed_bytes:
                     break
-        for one in (source, target):
+        for end in (source, target):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         for thread in self._threads:
@@ -200,7 +207,7 @@ GOOD = PairReading(
     ("changed", "expected"),
     [
         ({}, {}),
-        ({"rtt_ms": (0.1, 0.2, 900.0)}, {}),  # one that was late says nothing of the way
+        ({"rtt_ms": (0.1, 0.2, 900.0)}, {}),  # a single late round trip says nothing of the way
         ({"rtt_ms": (20.0,) * 3}, {"pair.rtt_ms": "warn"}),
         ({"rtt_ms": (900.0,) * 3}, {"pair.rtt_ms": "bad"}),
         ({"connect_ms": 5000.0}, {"pair.connect_ms": "bad"}),
@@ -216,7 +223,9 @@ def test_a_way_is_judged(changed: dict[str, object], expected: dict[str, str]) -
 
 
 def test_the_kernels_tell_how_good_the_way_is_whatever_the_processes_do(server: PairServer) -> None:
-    """The kernel's round trip lies within each one of the processes; of a busy machine its readings count."""
+    """The kernel's round trip lies within each one of the processes; its readings count on a busy
+    machine.
+    """
     reading = pair.read(server.address, TOKEN, stream_bytes=2**20)
     assert 0 < reading.path_ms <= min(reading.rtt_ms) + ROUNDING_MS
     assert min(reading.path_sent_mb_s, reading.path_received_mb_s) > 0
@@ -224,23 +233,25 @@ def test_the_kernels_tell_how_good_the_way_is_whatever_the_processes_do(server: 
         GOOD, rtt_ms=(700.0, 900.0), received_mb_s=0.1, path_ms=0.2, path_received_mb_s=900.0
     )
     assert wrong(pair.judge(slow, LIMITS)) == {"pair.rtt_ms": "bad", "pair.received_mb_s": "bad"}
-    assert wrong(pair.judge(pair.of_path(slow, 2**18), LIMITS)) == {}
+    assert wrong(pair.judge(pair.without_overhead(slow, 2**18), LIMITS)) == {}
 
 
 def test_a_short_stream_over_a_long_way_is_not_taken_for_a_narrow_one() -> None:
-    """256 KiB in a little more than five round trips."""
+    """The stream takes 256 KiB in a little more than five round trips."""
     far = msgspec.structs.replace(
         GOOD, rtt_ms=(20.0,), path_ms=20.0, sent_mb_s=2.4, received_mb_s=2.4
     )
-    assert wrong(pair.judge(pair.of_path(far, 2**18), LIMITS)) == {"pair.rtt_ms": "warn"}
+    assert wrong(pair.judge(pair.without_overhead(far, 2**18), LIMITS)) == {"pair.rtt_ms": "warn"}
     narrow = msgspec.structs.replace(GOOD, path_ms=0.1, sent_mb_s=2.4)
-    assert wrong(pair.judge(pair.of_path(narrow, 2**18), LIMITS)) == {"pair.sent_mb_s": "bad"}
+    assert wrong(pair.judge(pair.without_overhead(narrow, 2**18), LIMITS)) == {
+        "pair.sent_mb_s": "bad"
+    }
 
 
 def test_a_way_that_is_too_slow_for_the_whole_test_is_given_up(server: PairServer) -> None:
     """The limit of the whole test holds although the other side is never silent."""
     reading = pair.read(server.address, TOKEN, stream_bytes=2**20, limit_s=0.0)
-    assert reading.error == "not through in 0 s"
+    assert reading.error == "not finished in 0 s"
     assert wrong(pair.judge(reading, LIMITS)) == {"pair.reached": "bad"}
 
 

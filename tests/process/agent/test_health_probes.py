@@ -1,4 +1,6 @@
-"""Probes of clock, disk, memory and processor: on this machine, and on disks that are broken on purpose."""
+"""Tests of the probes of clock, disk, memory and processor, on this machine and on disks that are
+broken on purpose.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from support.waiting import wait_until
 
 from chaoskit.errors import BadInput
-from chaoskit.health import Finding, Limits, clock, compute, disk, memory
+from chaoskit.health import Finding, HealthLimits, clock, compute, disk, memory
 from chaoskit.health.clock import ClockReading
 from chaoskit.health.disk import DiskReading
 from chaoskit.health.examine import PROBES, examine
@@ -30,23 +32,23 @@ from chaoskit.substrate.disk.disks import Disk
 from chaoskit.substrate.limits import capabilities
 from chaoskit.substrate.undo import UndoLog
 
-LIMITS = Limits()
+LIMITS = HealthLimits()
 #: However long a probe takes on a busy machine, it is no finding.
-PATIENT = Limits(
+PATIENT = HealthLimits(
     disk_write_warn_ms=600_000.0, disk_write_max_ms=600_000.0, compute_warn_ms=600_000.0
 )
 numbers = st.floats(allow_nan=False)
 
 
-def severities(found: list[Finding]) -> dict[str, str]:
-    return {one.what: one.severity for one in found}
+def severities(findings: list[Finding]) -> dict[str, str]:
+    return {finding.what: finding.severity for finding in findings}
 
 
-def wrong(found: list[Finding]) -> dict[str, str]:
-    return {one.what: one.severity for one in found if one.severity != "ok"}
+def wrong(findings: list[Finding]) -> dict[str, str]:
+    return {finding.what: finding.severity for finding in findings if finding.severity != "ok"}
 
 
-# -- a value beside its limits ------------------------------------------------------------------------------------
+# -- a value beside its limits ---------------------------------------------------------------------
 
 
 @given(numbers, numbers, numbers)
@@ -56,8 +58,8 @@ def test_a_limit_is_the_last_good_value(value: float, one: float, other: float) 
     assert above.severity == ("ok" if value <= least else "warn" if value <= most else "bad")
     below = at_least("x", value, warn=most, bad=least, remedy="r")
     assert below.severity == ("ok" if value >= most else "warn" if value >= least else "bad")
-    for found in (above, below):
-        assert bool(found.remedy) == (found.severity != "ok")
+    for finding in (above, below):
+        assert bool(finding.remedy) == (finding.severity != "ok")
 
 
 def test_what_is_no_number_is_bad() -> None:
@@ -69,8 +71,8 @@ def test_what_is_no_number_is_bad() -> None:
 
 
 def test_limits_are_set_by_name() -> None:
-    assert parse_limits([]) == Limits()
-    assert parse_limits(["gpus_expected=8", "disk_free_bytes_min=1e9"]) == Limits(
+    assert parse_limits([]) == HealthLimits()
+    assert parse_limits(["gpus_expected=8", "disk_free_bytes_min=1e9"]) == HealthLimits(
         gpus_expected=8, disk_free_bytes_min=1e9
     )
 
@@ -83,7 +85,7 @@ def test_what_is_no_limit_is_refused(given: str) -> None:
         parse_limits([given])
 
 
-# -- clock --------------------------------------------------------------------------------------------------------
+# -- clock -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,8 @@ def test_a_clock_that_is_set_is_worth_a_warning(step_ms: float, expected: dict[s
 
 
 def test_a_clock_that_is_left_alone_does_not_step() -> None:
-    """What both clocks move apart is within the error of the readings, and of the rate at which a clock is slewed.
+    """The difference of both clocks is within the error of the readings, and of the rate at which a
+    clock is slewed.
 
     One look out of many is enough: the machine may be busy, or its clock set, during the others.
     """
@@ -108,11 +111,11 @@ def test_a_clock_that_is_left_alone_does_not_step() -> None:
     assert wait_until(looks_still, "a look during which the clock did not step")
 
 
-# -- disk ---------------------------------------------------------------------------------------------------------
+# -- disk ------------------------------------------------------------------------------------------
 
 
 def test_a_good_disk_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
-    """A good disk takes the probe and gives it back, and no file of it is left."""
+    """A good disk returns the data of the probe, and no file of it is left."""
     reading = disk.read(tmp_path)
     assert (reading.error, reading.intact, reading.read_only) == ("", True, False)
     assert 0 < reading.free_bytes <= reading.size_bytes == shutil.disk_usage(tmp_path).total
@@ -123,9 +126,9 @@ def test_a_good_disk_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    (found,) = disk.judge(disk.read(tmp_path / "none"), LIMITS)
-    assert (found.what, found.severity) == ("disk.writable", "bad")
-    assert "No such file" in found.detail
+    (finding,) = disk.judge(disk.read(tmp_path / "none"), LIMITS)
+    assert (finding.what, finding.severity) == ("disk.writable", "bad")
+    assert "No such file" in finding.detail
 
 
 @pytest.mark.skipif(bool(capabilities.disks()), reason=capabilities.disks() or "possible here")
@@ -144,7 +147,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 def test_a_disk_that_is_broken(
     trouble: Trouble, what: str, says: str, undo: UndoLog, tmp_path: Path
 ) -> None:
-    """A file system of ours before the directory, in a process that has its own mounts."""
+    """A faulty file system is mounted over the directory, in a process with its own mounts."""
     directory = tmp_path / "disk"
     directory.mkdir()
     command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo; exec sleep 600"]
@@ -156,19 +159,25 @@ def test_a_disk_that_is_broken(
             inside = Path(f"/proc/{node.pid}/root{directory}")
             assert disk.read(inside).error == "", "nothing is wrong with it yet"
             broken.impose(trouble)
-            limits = Limits(disk_write_warn_ms=5.0, disk_write_max_ms=20.0, disk_free_bytes_min=0.0)
-            found = [one for one in disk.judge(disk.read(inside), limits) if one.severity == "bad"]
+            limits = HealthLimits(
+                disk_write_warn_ms=5.0, disk_write_max_ms=20.0, disk_free_bytes_min=0.0
+            )
+            bad_findings = [
+                finding
+                for finding in disk.judge(disk.read(inside), limits)
+                if finding.severity == "bad"
+            ]
             broken.close()
         finally:
             node.kill()
-    assert what in {one.what for one in found}
-    assert says in found[0].detail
+    assert what in {finding.what for finding in bad_findings}
+    assert says in bad_findings[0].detail
 
 
 _MOUNTED = """
 import os, subprocess, sys
 from pathlib import Path
-from chaoskit.health import Limits, disk
+from chaoskit.health import HealthLimits, disk
 directory, options, fill = sys.argv[1:]
 subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", directory], check=True)
 for number in range(int(fill)):
@@ -177,7 +186,7 @@ if "ro" in options.split(","):
     subprocess.run(["mount", "-o", "remount,ro", directory], check=True)
 import msgspec
 reading = disk.read(Path(directory))
-limits = Limits(disk_write_warn_ms=600_000.0, disk_write_max_ms=600_000.0)
+limits = HealthLimits(disk_write_warn_ms=600_000.0, disk_write_max_ms=600_000.0)
 print(msgspec.json.encode([reading.free_bytes, disk.judge(reading, limits)]).decode())
 """
 
@@ -195,13 +204,15 @@ print(msgspec.json.encode([reading.free_bytes, disk.judge(reading, limits)]).dec
 def test_a_file_system_of_the_kernel(
     options: str, files: int, what: dict[str, str], tmp_path: Path
 ) -> None:
-    """A tmpfs in a mount namespace of its own, full or read-only as the kernel itself says it; its room is read."""
+    """A tmpfs in a mount namespace of its own is full or read-only by the kernel's own report; its
+    room is read.
+    """
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs user namespaces, or root")
     command = ["unshare", "-rm", sys.executable, "-c", _MOUNTED, str(tmp_path), options, str(files)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True)
-    free_bytes, found = msgspec.json.decode(told.stdout, type=tuple[int, list[Finding]])
-    assert wrong(found) == what
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    free_bytes, findings = msgspec.json.decode(process.stdout, type=tuple[int, list[Finding]])
+    assert wrong(findings) == what
     assert free_bytes == int(options.partition("m")[0].removeprefix("size=")) * 2**20
 
 
@@ -217,7 +228,7 @@ def test_a_file_system_that_counts_no_inodes_is_not_short_of_them() -> None:
     assert wrong(disk.judge(reading, LIMITS)) == {}
 
 
-# -- memory -------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 def test_available_memory_is_part_of_what_is_there() -> None:
@@ -251,11 +262,13 @@ def test_memory_is_judged(changed: dict[str, int], expected: dict[str, str]) -> 
     assert wrong(memory.judge(msgspec.structs.replace(good, **changed), LIMITS)) == expected
 
 
-# -- processor ----------------------------------------------------------------------------------------------------
+# -- processor -------------------------------------------------------------------------------------
 
 
 def test_the_known_answer_is_what_integers_come_to_without_torch() -> None:
-    """The same sums in Python's own integers, which do not overflow, reduced to 64 bits by hand."""
+    """The answer is computed with Python's own integers, which do not overflow, reduced to 64 bits
+    by hand.
+    """
     size, modulus = 96, 2**64
     factor, addend = 2862933555777941757, 3037000493
     rows = [
@@ -265,10 +278,10 @@ def test_the_known_answer_is_what_integers_come_to_without_torch() -> None:
     for _ in range(2):
         rows = [
             [
-                _signed((sum(map(int.__mul__, one, other)) + (one[column] >> 7)) % modulus)
-                for column, other in enumerate(rows)
+                _signed((sum(map(int.__mul__, row, other_row)) + (row[column] >> 7)) % modulus)
+                for column, other_row in enumerate(rows)
             ]
-            for one in rows
+            for row in rows
         ]
     import xxhash
 
@@ -290,8 +303,10 @@ def test_this_processor_computes_right_and_always_the_same() -> None:
     finally:
         torch.set_num_threads(threads)
     other = "from chaoskit.health import compute; import torch; torch.set_num_threads(1); print(compute.floats_digest())"
-    told = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == alone, "another process on the same machine"
+    process = subprocess.run(
+        [sys.executable, "-c", other], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.strip() == alone, "another process on the same machine"
 
 
 def test_the_computation_leaves_the_jobs_random_numbers_alone() -> None:
@@ -303,7 +318,7 @@ def test_the_computation_leaves_the_jobs_random_numbers_alone() -> None:
 
 
 def test_a_processor_that_computes_wrongly() -> None:
-    """Another result than the known one, than that of another round, or than that of another node is bad."""
+    """A result that differs from the known one, from another round, or from another node is bad."""
     good = compute.read(2)
     flipped = msgspec.structs.replace(good, integers=("0" * 16, compute.KNOWN_INTEGERS))
     assert wrong(compute.judge(flipped, PATIENT)) == {"compute.integers": "bad"}
@@ -315,27 +330,32 @@ def test_a_processor_that_computes_wrongly() -> None:
     assert wrong(compute.judge(good, PATIENT, expected_floats=good.floats[0])) == {}
 
 
-# -- together -----------------------------------------------------------------------------------------------------
+# -- together --------------------------------------------------------------------------------------
 
 
 def test_a_node_is_examined_whole(tmp_path: Path) -> None:
-    found = examine("node7", tmp_path, LIMITS)
-    assert {one.node for one in found} == {"node7"}
+    findings = examine("node7", tmp_path, LIMITS)
+    assert {finding.node for finding in findings} == {"node7"}
     assert {
-        one.what.rstrip("0123456789").partition(".")[0].rstrip("0123456789") for one in found
+        finding.what.rstrip("0123456789").partition(".")[0].rstrip("0123456789")
+        for finding in findings
     } == set(PROBES)
     only = examine("node7", tmp_path, LIMITS, only=("disk",))
-    assert {one.what.partition(".")[0] for one in only} == {"disk"}
+    assert {finding.what.partition(".")[0] for finding in only} == {"disk"}
 
 
 def test_an_agents_look_needs_no_torch_and_leaves_nothing(tmp_path: Path) -> None:
-    """An agent examines its node without the time and memory that torch takes, and leaves no file."""
+    """An agent examines its node without the time and memory that torch takes, and leaves no
+    file.
+    """
     code = (
-        "import sys; from pathlib import Path; from chaoskit.health import Limits\n"
+        "import sys; from pathlib import Path; from chaoskit.health import HealthLimits\n"
         "from chaoskit.health.examine import examine_quickly\n"
-        f"found = examine_quickly('n', Path({str(tmp_path)!r}), Limits())\n"
+        f"found = examine_quickly('n', Path({str(tmp_path)!r}), HealthLimits())\n"
         "print('torch' in sys.modules, len(found) > 0)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["False", "True"]
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.split() == ["False", "True"]
     assert os.listdir(tmp_path) == []

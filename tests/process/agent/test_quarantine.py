@@ -1,4 +1,6 @@
-"""What follows from findings, and the list of nodes that are kept out: laws, and what several processes do to it."""
+"""Tests of decisions from findings, and of the list of nodes that are kept out: laws, and
+concurrent processes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from chaoskit.errors import BadInput
-from chaoskit.health import Finding, Quarantine, Standing, decide
+from chaoskit.health import Finding, NodeStanding, Quarantine, decide
 from chaoskit.health.verdict import describe
 
 findings = st.builds(
@@ -30,14 +32,16 @@ findings = st.builds(
 @given(st.lists(findings, max_size=8))
 def test_one_bad_finding_refuses_and_nothing_else_does(found: list[Finding]) -> None:
     verdict = decide("n", found)
-    severities = {one.severity for one in found}
+    severities = {finding.severity for finding in found}
     assert verdict.refused == ("bad" in severities) == bool(verdict.exit_code)
-    assert (verdict.standing == Standing.WARNED) == (
+    assert (verdict.standing == NodeStanding.WARNED) == (
         severities >= {"warn"} and "bad" not in severities
     )
     worst = "bad" if "bad" in severities else "warn"
-    assert verdict.reasons == tuple(describe(one) for one in found if one.severity == worst)
-    assert bool(verdict.reasons) == (verdict.standing != Standing.ADMITTED), (
+    assert verdict.reasons == tuple(
+        describe(finding) for finding in found if finding.severity == worst
+    )
+    assert bool(verdict.reasons) == (verdict.standing != NodeStanding.ADMITTED), (
         "the reasons are always named"
     )
 
@@ -50,7 +54,7 @@ def test_a_reason_says_what_it_was_compared_with() -> None:
     assert describe(Finding("gpu0.xid", "bad", 79.0, "", "fell off")) == "gpu0.xid=79: fell off"
 
 
-# -- the list -----------------------------------------------------------------------------------------------------
+# -- the list --------------------------------------------------------------------------------------
 
 
 def test_kept_out_released_and_proved(tmp_path: Path) -> None:
@@ -60,8 +64,8 @@ def test_kept_out_released_and_proved(tmp_path: Path) -> None:
     quarantine.add("n1", "falls off the bus", ["XID 79"], by="me")
     assert (quarantine.kept_out(), quarantine.on_probation()) == (("n1",), ())
     assert not quarantine.prove("n1"), "a person must release it first"
-    entry = quarantine.release("n1", "GPU replaced", by="you")
-    assert (entry.reason, entry.by, entry.released_by, entry.released_because) == (
+    released = quarantine.release("n1", "GPU replaced", by="you")
+    assert (released.reason, released.by, released.released_by, released.released_because) == (
         "falls off the bus",
         "me",
         "you",
@@ -159,21 +163,25 @@ def test_several_processes_lose_nothing_of_each_other(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed_leaves_a_whole_list(tmp_path: Path) -> None:
-    """What it has said is in the list, what it was doing is there or not, and the next one can go on."""
+    """Reported nodes are in the list, an unfinished one may be, and the next process can
+    continue.
+    """
     command = [sys.executable, "-c", _ADDS, str(tmp_path), "a", "100000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = [int(process.stdout.readline()) for _ in range(20)]
+        numbers = [int(process.stdout.readline()) for _ in range(20)]
         os.kill(process.pid, signal.SIGKILL)
-        said += [int(line) for line in process.stdout if line.endswith("\n")]
+        numbers += [int(line) for line in process.stdout if line.endswith("\n")]
     quarantine = Quarantine(tmp_path)
-    assert set(quarantine.kept_out()) >= {f"a-{number}" for number in said}
+    assert set(quarantine.kept_out()) >= {f"a-{number}" for number in numbers}
     quarantine.add("b", "the lock has ended with it")
     assert "b" in quarantine.kept_out()
 
 
 class Laws(RuleBasedStateMachine):
-    """Against a dictionary: who is kept out, and who is on probation."""
+    """A comparison of the quarantine with a dictionary: the nodes kept out, and those on
+    probation.
+    """
 
     directory: Path
 
@@ -181,7 +189,7 @@ class Laws(RuleBasedStateMachine):
         super().__init__()
         self.quarantine = Quarantine(self.directory)
         self.quarantine.path.unlink(missing_ok=True)
-        self.model: dict[str, bool] = {}  # -> released
+        self.model: dict[str, bool] = {}  # node -> True if it is released
 
     @rule(node=st.sampled_from("abc"))
     def add(self, node: str) -> None:

@@ -1,4 +1,4 @@
-"""Seals and copies: complete and verified, or not there."""
+"""Tests of seals and copies: a copy is complete and verified, or it does not exist."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from chaoskit.checkpoint.layout.seal import CHUNK_BYTES, Torn, checksum, seal
 from chaoskit.checkpoint.memory.tier import MemoryTier
 from chaoskit.config import CheckpointTier, Copies, RunConfig
 from chaoskit.daemon.keeper_base import NodeContext
-from chaoskit.daemon.replica_keeper import Keeper, keepers
+from chaoskit.daemon.replica_keeper import ReplicaKeeper, keepers
 from chaoskit.job import JobSpec
 from chaoskit.journal import Journal, Record, read_journals
-from chaoskit.process.heartbeat_page import Board
 from chaoskit.process.linux import host_id
+from chaoskit.process.progress_board import Board
 from chaoskit.runtime.state.peer import Corrupt, pull
 from chaoskit.runtime.state.replica import Replica
 from chaoskit.vocabulary import Event
-from chaoskit.wire.messages import Endpoint, Member, Message, Plan, Sealed, Snapshot
+from chaoskit.wire.messages import Endpoint, Member, Message, OfferedSnapshot, Plan, Sealed
 
 
 class Owner:
-    """An arena with one tensor, whose every element is the number of committed steps."""
+    """An arena with one tensor, in which every element is the number of committed steps."""
 
     def __init__(self, count: int = 1000) -> None:
         self.arena = Arena(8 * count)
         self.slot = self.arena.slot("model/weight", torch.float32, (count,))
-        self.arena.stand_in(1)
+        self.arena.set_generation(1)
         self.step = -1
         self.commit()
 
     def write(self, share: float = 1.0) -> None:
-        """Part of an update."""
+        """Write a part of an update."""
         tensor = self.arena.tensor(self.slot)
         tensor[: int(share * len(tensor))] = float(self.step + 1)
 
@@ -60,7 +60,7 @@ class Owner:
             self.arena.publish(["model/weight"], b"scalars", self.step)
 
     def tear(self) -> None:
-        """The writer ends in the middle of an update."""
+        """End the writer in the middle of an update."""
         self.arena.begin_write()
         self.write(0.5)
 
@@ -75,11 +75,11 @@ def checksum_of(view: ArenaView) -> str:
     return checksum(view.step, view.index_bytes(), view.scalars_bytes(), view.data())
 
 
-# -- seals --------------------------------------------------------------------------------------------------------
+# -- seals -----------------------------------------------------------------------------------------
 
 
 def test_a_seal_covers_step_index_scalars_and_every_byte() -> None:
-    """A change of any of them changes the checksum."""
+    """A change of any part changes the checksum."""
     owner = Owner()
     sealed = seal(owner.arena)
     assert (sealed.step, sealed.generation, sealed.size_bytes) == (0, 1, owner.arena.size_bytes)
@@ -97,7 +97,7 @@ def test_a_seal_covers_step_index_scalars_and_every_byte() -> None:
 
 
 def test_the_checksum_does_not_depend_on_the_pieces() -> None:
-    """The same data has the same checksum, however it is cut."""
+    """Equal data has the same checksum, however it is cut into pieces."""
     data = memoryview(os.urandom(CHUNK_BYTES + 12345))
     whole = checksum(3, b"i", b"s", data)
     assert whole == checksum(3, b"i", b"s", memoryview(bytes(data)))
@@ -112,7 +112,7 @@ def test_a_torn_state_has_no_seal() -> None:
         seal(owner.arena)
 
 
-# -- the two slots ------------------------------------------------------------------------------------------------
+# -- the two slots ---------------------------------------------------------------------------------
 
 
 def test_a_copy_equals_its_source_and_keeps_its_seal_while_the_next_is_made() -> None:
@@ -136,7 +136,7 @@ def test_a_copy_equals_its_source_and_keeps_its_seal_while_the_next_is_made() ->
 
 
 def test_slots_are_reused_and_grow_with_the_state() -> None:
-    """Copies alternate between two slots; a larger state gets larger ones."""
+    """Copies alternate between two slots; a larger state gets larger slots."""
     owner, tier = Owner(), MemoryTier()
     views = []
     for _ in range(6):
@@ -152,7 +152,7 @@ def test_slots_are_reused_and_grow_with_the_state() -> None:
 
 
 def check_copies(tier: MemoryTier) -> list[int]:
-    """Every byte of each copy is that of its step; returns the steps."""
+    """Check that every byte of each copy belongs to its step; return the steps."""
     for copy in tier.copies():
         assert content(copy.view) == {float(copy.seal.step)}
         assert checksum_of(copy.view) == copy.seal.checksum
@@ -163,7 +163,9 @@ def check_copies(tier: MemoryTier) -> list[int]:
     ("moment", "torn"), [("begun", True), ("chunk", True), ("copied", False), ("sealed", False)]
 )
 def test_a_writer_that_goes_on_during_a_copy_is_noticed(moment: str, torn: bool) -> None:
-    """A commit before all is copied raises Torn, and leaves the copy before; one after that does no harm."""
+    """A commit before the copy is complete raises Torn and keeps the previous copy; a later commit
+    does no harm.
+    """
     owner, reached = Owner(2_000_000), list[str]()
 
     def go_on(boundary: str) -> None:
@@ -172,25 +174,26 @@ def test_a_writer_that_goes_on_during_a_copy_is_noticed(moment: str, torn: bool)
             owner.commit()
 
     tier = MemoryTier(go_on)
-    moment, wanted = "", moment
+    moment, boundary_of_commit = "", moment
     tier.save(owner.arena)
     owner.commit()
-    moment = wanted
+    moment = boundary_of_commit
     if torn:
-        with pytest.raises(Torn, match="step 1 was left"):
+        with pytest.raises(Torn, match="step 1 was changed"):
             tier.save(owner.arena)
         assert check_copies(tier) == [0]
     else:
         assert tier.save(owner.arena).step == 1
         assert check_copies(tier) == [1]
-    assert reached == [wanted]
+    assert reached == [boundary_of_commit]
     assert owner.step == 2
     assert tier.save(owner.arena).step == 2
     assert check_copies(tier) == [2]
 
 
 def test_a_writer_that_does_not_wait_is_noticed() -> None:
-    """Beside a writer at full speed, what the tier calls complete is of one step; a copy that it overtook is Torn.
+    """A copy that the tier calls complete is of one step, even beside a writer at full speed; an
+    overtaken copy is Torn.
 
     Every second copy begins between two updates, and is held until the writer has made a whole one.
     """
@@ -201,7 +204,7 @@ def test_a_writer_that_does_not_wait_is_noticed() -> None:
         while not over.is_set():
             with between:
                 owner.commit()
-            time.sleep(0.001)  # so that others get the lock
+            time.sleep(0.001)  # so that other threads get the lock
 
     def hold(boundary: str) -> None:
         if held and boundary == "begun":
@@ -217,7 +220,7 @@ def test_a_writer_that_does_not_wait_is_noticed() -> None:
         for _ in range(6):
             held = True
             between.acquire()
-            with pytest.raises(Torn, match="was left before its copy was complete"):
+            with pytest.raises(Torn, match="was changed before its copy was complete"):
                 tier.save(owner.arena)
             check_copies(tier)
             held = False
@@ -231,7 +234,9 @@ def test_a_writer_that_does_not_wait_is_noticed() -> None:
 
 
 def save_without_room(line: ranks.Line) -> None:
-    """In a process of its own: the limit holds for all that a process writes."""
+    """Save with a limit on file sizes; runs in a process of its own, since the limit is for the
+    whole process.
+    """
     owner, tier = Owner(), MemoryTier()
     tier.save(owner.arena)
     (copy,) = tier.copies()
@@ -257,7 +262,7 @@ Act = st.sampled_from(["commit", "save", "tear", "mend"])
 def test_whenever_the_writer_ends_the_newest_copy_is_whole_and_a_step_old_at_most(
     acts: list[str],
 ) -> None:
-    """A writer that waits for the copy of a step before it begins to write the next one."""
+    """The writer waits for the copy of a step before it begins to write the next one."""
     owner, tier = Owner(16), MemoryTier()
     tier.save(owner.arena)
     for act in acts:
@@ -279,13 +284,13 @@ def test_whenever_the_writer_ends_the_newest_copy_is_whole_and_a_step_old_at_mos
         assert checksum_of(copy.view) == copy.seal.checksum
 
 
-# -- the keeper, with writers that are processes ------------------------------------------------------------------
+# -- the keeper, with writers that are processes ---------------------------------------------------
 
 WRITER = """
 import signal, sys
 import torch
 from chaoskit.checkpoint.layout.arena import Arena
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.process.progress_board import Board
 
 board = Board(int(sys.argv[1]), int(sys.argv[2]))
 board.sign_on()
@@ -297,7 +302,7 @@ with arena.writing():
     arena.publish(["model/weight"], b"", 0)
 print(arena.fd, flush=True)
 sys.stdin.readline()
-arena.stand_in(1)
+arena.set_generation(1)
 board.place(1, 0)
 board.announce()
 step = 0
@@ -327,9 +332,10 @@ class Writer:
     """A process that commits as fast as it can; its agent's keeper runs in the test.
 
     Args:
-        halt: where it stands still after ``last`` steps, "between two updates" or "in an update"; "" for nowhere.
-        nodes: of the membership; the keepers of the others are not there.
-        rule: which states are copied.
+        halt: the place where it stops after ``last`` steps: "between two updates", "in an update",
+            or "".
+        nodes: the number of nodes of the membership; the other nodes have no keeper.
+        rule: the rule that selects the states to copy.
     """
 
     def __init__(
@@ -353,39 +359,39 @@ class Writer:
             host_id(), "127.0.0.1", 1, self.process.pid, int(self.process.stdout.readline())
         )
         self.journal = Journal(directory, "node0")
-        self.told: list[Sealed] = []
+        self.answers: list[Sealed] = []
         self.failures: list[BaseException] = []
         self.answered = threading.Event()
         place = ("node0", "127.0.0.1", "token", config_of(copies, rule=rule), self.journal)
-        self.keeper = Keeper(NodeContext(*place, self._hear, self.failures.append))
+        self.keeper = ReplicaKeeper(NodeContext(*place, self._take_answer, self.failures.append))
         self.keeper.adopt("node0.0", self.endpoint, self.board)
         self.keeper.follow(
             plan_of(*((f"node{number}.0", f"node{number}") for number in range(nodes)))
         )
-        self.keeper.recall()  # answered when all orders before it are carried out
+        self.keeper.recall()  # answered when all earlier orders are carried out
         assert self.answered.wait(LIMIT_S)
         self.answered.clear()
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
 
-    def _hear(self, message: Message) -> None:
+    def _take_answer(self, message: Message) -> None:
         assert isinstance(message, Sealed)
-        self.told.append(message)
+        self.answers.append(message)
         self.answered.set()
 
     def train_until(self, step: int) -> None:
         wait_until(lambda: self.board.step >= step, f"step {step} of the writer", poll_s=0.0005)
 
-    def end(self) -> tuple[Snapshot, ...]:
-        """SIGKILL, whatever it does; then what its agent offers."""
+    def end(self) -> tuple[OfferedSnapshot, ...]:
+        """Kill the writer with SIGKILL; return the snapshots that its agent offers."""
         self.process.kill()
         self.board.await_death()
         self.keeper.ended("node0.0")
         self.keeper.recall()
         assert self.answered.wait(LIMIT_S)
         self.process.wait()
-        return self.told[-1].snapshots
+        return self.answers[-1].snapshots
 
 
 def plan_of(*members: tuple[str, str], generation: int = 1) -> Plan:
@@ -396,11 +402,11 @@ def plan_of(*members: tuple[str, str], generation: int = 1) -> Plan:
     return Plan(generation, tuple(ranks), True)
 
 
-def read(snapshot: Snapshot) -> ArenaView:
+def read(snapshot: OfferedSnapshot) -> ArenaView:
     return ArenaView.open(f"/proc/{snapshot.endpoint.pid}/fd/{snapshot.endpoint.arena_fd}")
 
 
-def check_snapshots(snapshots: tuple[Snapshot, ...]) -> None:
+def check_snapshots(snapshots: tuple[OfferedSnapshot, ...]) -> None:
     for snapshot in snapshots:
         view = read(snapshot)
         assert content(view) == {float(snapshot.step)}
@@ -415,7 +421,7 @@ def check_snapshots(snapshots: tuple[Snapshot, ...]) -> None:
 def test_a_killed_writer_leaves_its_last_step_or_the_one_before(
     tmp_path: Path, step: int, plan: dict[str, Any]
 ) -> None:
-    """Where each commit is copied, a killed writer leaves a state that is one step old at most, whatever it does."""
+    """If each commit is copied, a killed writer leaves a state that is at most one step old."""
     writer = Writer(tmp_path, copies=1, **plan)
     writer.train_until(step)
     snapshots = writer.end()
@@ -425,7 +431,7 @@ def test_a_killed_writer_leaves_its_last_step_or_the_one_before(
 
 
 def in_its_update(writer: Writer, step: int) -> None:
-    """Wait until the writer stands still in the middle of the update after so many steps."""
+    """Wait until the writer has stopped in the middle of the update after ``step``."""
     writer.train_until(step)
     arena = ArenaView.open(f"/proc/{writer.process.pid}/fd/{writer.endpoint.arena_fd}")
     wait_until(lambda: arena.step == step and arena.sequence % 2, "an update that has begun")
@@ -441,25 +447,27 @@ def test_copies_that_can_be_afforded_are_as_old_as_the_journal_says_at_most(tmp_
     in_its_update(writer, 700)
     (snapshot,) = writer.end()
     check_snapshots((snapshot,))
-    told = written(tmp_path, Event.COPY_INTERVAL)
-    assert told[0]["every"] == 1, "no step was measured before the first copy"
-    assert snapshot.step > 700 - told[-1]["every"]
-    assert max(record["every"] for record in told) > 10, (
+    intervals = written(tmp_path, Event.COPY_INTERVAL)
+    assert intervals[0]["every"] == 1, "no step was measured before the first copy"
+    assert snapshot.step > 700 - intervals[-1]["every"]
+    assert max(record["every"] for record in intervals) > 10, (
         "each of these steps takes less than a hundred copies"
     )
     assert not written(tmp_path, Event.COPY_FAILED)
 
 
 def test_a_fault_of_copies_waits_for_the_one_that_is_due_and_for_no_other(tmp_path: Path) -> None:
-    """A state that was let go is not owed: the newest copy that is there is struck."""
+    """The fault does not wait for a state that was let go: it strikes the newest copy that
+    exists.
+    """
     writer = Writer(tmp_path, copies=1, nodes=2, halt="between two updates", last=400)
     writer.train_until(400)
     wait_until(
-        lambda: not writer.keeper.owes("node0.0", 400), "the keeper has seen the newest state"
+        lambda: not writer.keeper.lacks_copy("node0.0", 400), "the keeper has seen the newest state"
     )
-    assert writer.keeper.owes("node0.0", 401)
-    assert not writer.keeper.owes("node1.0", 401), "another node copies that one"
-    (copy,) = writer.keeper.kept("node0.0")
+    assert writer.keeper.lacks_copy("node0.0", 401)
+    assert not writer.keeper.lacks_copy("node1.0", 401), "another node copies that one"
+    (copy,) = writer.keeper.kept_copies("node0.0")
     assert 400 - written(tmp_path, Event.COPY_INTERVAL)[-1]["every"] < copy.seal.step <= 400
     writer.end()
 
@@ -468,18 +476,20 @@ def test_a_fault_of_copies_waits_for_the_one_that_is_due_and_for_no_other(tmp_pa
 def test_a_worker_that_ended_in_its_update_is_written_down(
     tmp_path: Path, halt: str, torn: list[int]
 ) -> None:
-    """With its step and generation: so the judge knows that what it left is of no use."""
+    """The record has step and generation, so that the judge knows that the worker's state is of no
+    use.
+    """
     writer = Writer(tmp_path, copies=1, nodes=2, halt=halt, last=50)
     if torn:
         in_its_update(writer, 50)
     else:
         writer.train_until(50)
     writer.end()
-    found = [
+    torn_records = [
         (record["worker"], record["step"], record["generation"])
         for record in written(tmp_path, Event.TORN)
     ]
-    assert found == [("node0.0", step, 1) for step in torn]
+    assert torn_records == [("node0.0", step, 1) for step in torn]
 
 
 def test_without_copies_the_state_that_was_left_is_offered(tmp_path: Path) -> None:
@@ -499,7 +509,7 @@ def test_without_copies_a_torn_state_is_not_offered(tmp_path: Path) -> None:
 
 
 def test_what_others_have_overtaken_is_let_go(tmp_path: Path) -> None:
-    """When live workers are ahead, the arena that a dead one left is not offered."""
+    """If live workers are ahead, the arena of a dead worker is not offered."""
     writer = Writer(tmp_path, copies=1)
     writer.train_until(5)
     writer.end()
@@ -507,13 +517,13 @@ def test_what_others_have_overtaken_is_let_go(tmp_path: Path) -> None:
     writer.answered.clear()
     writer.keeper.recall()
     assert writer.answered.wait(LIMIT_S)
-    assert len(writer.told[-1].snapshots) == 1, "the copy is left, the arena is not"
+    assert len(writer.answers[-1].snapshots) == 1, "the copy is left, the arena is not"
 
 
 def test_copies_that_fail_are_written_down_and_tried_ever_more_seldom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After failures, ever more commits pass before the next attempt."""
+    """More commits pass before each further attempt after failures."""
 
     def no_room(self: MemoryTier, source: ArenaView) -> Any:
         raise MemoryError("no room")
@@ -528,13 +538,15 @@ def test_copies_that_fail_are_written_down_and_tried_ever_more_seldom(
     assert len(failed) < 200
 
 
-# -- which nodes copy, and what is read back ----------------------------------------------------------------------
+# -- which nodes copy, and what is read back -------------------------------------------------------
 
 
 def test_a_state_that_is_to_be_stored_is_waited_for_longer_from_the_first_one_on(
     tmp_path: Path,
 ) -> None:
-    """The keeper says which is the next: when it follows a worker, and again with each state that it has seen."""
+    """The keeper announces the next state to store when it follows a worker, and again with each
+    state that it has seen.
+    """
     owner, board, answered = Owner(), Board.create(), threading.Event()
     clock = FakeClock()
     hurried = Board(board.fd, now_s=clock.now_s, sleep=clock.sleep)
@@ -544,10 +556,10 @@ def test_a_state_that_is_to_be_stored_is_waited_for_longer_from_the_first_one_on
         disk=CheckpointTier(target=str(tmp_path / "disk"), every_steps=3),
     )
     place = ("node0", "127.0.0.1", "token", config, Journal(tmp_path, "node0"))
-    keeper = Keeper(NodeContext(*place, lambda message: answered.set(), pytest.fail))
+    keeper = ReplicaKeeper(NodeContext(*place, lambda message: answered.set(), pytest.fail))
     keeper.adopt("node0.0", Endpoint(host_id(), "127.0.0.1", 1, os.getpid(), owner.arena.fd), board)
     keeper.follow(plan_of(("node0.0", "node0"), generation=2))
-    keeper.recall()  # answered when all orders before it are carried out
+    keeper.recall()  # answered when all earlier orders are carried out
     assert answered.wait(LIMIT_S)
 
     def is_due(step: int) -> bool:
@@ -556,18 +568,18 @@ def test_a_state_that_is_to_be_stored_is_waited_for_longer_from_the_first_one_on
         return waited.duration_s >= 0.2
 
     assert is_due(3)
-    owner.arena.stand_in(2)
+    owner.arena.set_generation(2)
     for _ in range(4):
         owner.commit()
     board.announce()
     board.await_copy(
         5, LIMIT_S, LIMIT_S
-    )  # it has seen step 4, and need not see what comes before step 6
+    )  # it has seen step 4, and need not see a state before step 6
     assert is_due(6)
 
 
 def test_the_lowest_ranks_on_different_nodes_are_copied() -> None:
-    """As many nodes copy as copies are wanted, one worker a node."""
+    """The number of nodes that copy is the number of copies needed, with one worker on each."""
     plan = plan_of(("b.0", "b"), ("b.1", "b"), ("a.0", "a"), ("c.0", "c"))
     assert keepers(plan, config_of(2)) == {"b": "b.0", "a": "a.0"}
     assert keepers(plan, config_of(0)) == {}
@@ -575,7 +587,7 @@ def test_the_lowest_ranks_on_different_nodes_are_copied() -> None:
 
 
 def test_copies_are_kept_in_as_many_racks_as_there_are() -> None:
-    """A rack that is lost takes no more of them than it must."""
+    """The loss of a rack loses as few copies as possible."""
     plan = plan_of(*((f"node{number}.0", f"node{number}") for number in (1, 0, 3, 2, 5, 4)))
     assert list(keepers(plan, config_of(2, rack_nodes=2))) == ["node1", "node3"]
     assert list(keepers(plan, config_of(3, rack_nodes=2))) == ["node1", "node3", "node5"]
@@ -598,7 +610,9 @@ def trained(seed: int, steps: int) -> Replica:
 
 @pytest.mark.parametrize("place", [None, 0, 5000, -1])
 def test_a_copy_is_loaded_only_with_the_checksum_of_its_seal(place: int | None) -> None:
-    """A changed bit raises Corrupt and leaves the replica incomplete, so that it reads another copy."""
+    """A changed bit raises Corrupt and leaves the replica incomplete, so that it reads another
+    copy.
+    """
     donor, fresh, tier = trained(1, 3), trained(2, 0), MemoryTier()
     sealed = tier.save(donor.arena)
     view = tier.copies()[0].view

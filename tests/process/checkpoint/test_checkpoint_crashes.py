@@ -1,4 +1,6 @@
-"""The crash matrix of the disk tier: real processes are killed in the middle of saves, and of taking old ones away."""
+"""Crash tests of the disk tier: real processes are killed in the middle of saves, and of removals
+of old snapshots.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ LIMIT_S = 300
 
 
 def lives(root: Path, kind: str, times: int, seed: int = 1) -> list[dict[str, Any]]:
-    """Kill so many processes while they save; returns what the disk holds after each of them."""
+    """Kill ``times`` processes while they save; return the contents of the disk after each of
+    them.
+    """
     done = subprocess.run(
         [sys.executable, str(SAVER), str(root), kind, str(seed), str(times)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -43,23 +47,27 @@ def lives(root: Path, kind: str, times: int, seed: int = 1) -> list[dict[str, An
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def check(found: list[dict[str, Any]], times: int) -> None:
-    """Each time: the newest snapshot is complete, of one step, and no older than what was said to be stored."""
-    assert len(found) == times
+def check(states: list[dict[str, Any]], times: int) -> None:
+    """Check, for each kill, that the newest snapshot is complete, of one step, and no older than
+    the acknowledged one.
+    """
+    assert len(states) == times
     before = None
-    for one in found:
-        assert one["damaged"] == [], one
-        assert one["left"] == [], one
-        assert len(one["steps"]) <= 2 + 4, (
-            one
-        )  # those that are killed before they prune leave one more each
-        known = one["acknowledged"] if one["acknowledged"] is not None else before
-        if known is not None or one["steps"]:
-            assert not one["mixed"], one
-            assert one["lost"] == [], one
-            assert one["step"] == one["steps"][0], one
-            assert one["step"] in ((known, known + 1) if known is not None else (0,)), one
-            before = one["step"]
+    for state in states:
+        assert state["damaged"] == [], state
+        assert state["left"] == [], state
+        assert len(state["steps"]) <= 2 + 4, (
+            state
+        )  # a process that is killed before it prunes leaves one more
+        acknowledged = state["acknowledged"] if state["acknowledged"] is not None else before
+        if acknowledged is not None or state["steps"]:
+            assert not state["mixed"], state
+            assert state["lost"] == [], state
+            assert state["step"] == state["steps"][0], state
+            assert state["step"] in (
+                (acknowledged, acknowledged + 1) if acknowledged is not None else (0,)
+            ), state
+            before = state["step"]
 
 
 @pytest.mark.slow(boundary="publish")
@@ -69,59 +77,61 @@ def check(found: list[dict[str, Any]], times: int) -> None:
 )
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_a_kill_at_a_boundary(tmp_path: Path, boundary: str) -> None:
-    """A process that is killed at a boundary leaves what was stored, and a leftover that the next one recognises."""
-    found = lives(tmp_path, boundary, 4)
-    check(found, 4)
-    assert [one["signal"] for one in found] == [signal.SIGKILL] * 4
+    """The process leaves the stored snapshots, and a leftover that the next process recognises."""
+    states = lives(tmp_path, boundary, 4)
+    check(states, 4)
+    assert [state["signal"] for state in states] == [signal.SIGKILL] * 4
     if boundary in ("write", "sync", "metadata", "manifest", "seal", "commit"):
-        assert [one["swept"] for one in found] == [
+        assert [state["swept"] for state in states] == [
             1
         ] * 4  # the leftover is recognised as the dead process's
     else:
-        assert [one["swept"] for one in found] == [0] * 4
+        assert [state["swept"] for state in states] == [0] * 4
 
 
 def test_a_kill_at_any_byte(tmp_path: Path) -> None:
     """A process that the kernel ends at any byte of a file, by SIGXFSZ, damages no snapshot."""
-    found = lives(tmp_path / "root", "byte", 60)
-    check(found, 60)
+    states = lives(tmp_path / "root", "byte", 60)
+    check(states, 60)
     tier = DiskTier(tmp_path / "whole")
     tier.save(0, {"w": torch.zeros(SMALL, dtype=torch.int32), "step": torch.tensor(0)})
     largest = max(path.stat().st_size for path in (tmp_path / "whole").rglob("*.distcp"))
-    killed = [one["signal"] == signal.SIGXFSZ for one in found]
-    assert killed == [one["limit"] < largest for one in found]
+    killed = [state["signal"] == signal.SIGXFSZ for state in states]
+    assert killed == [state["limit"] < largest for state in states]
     assert killed.count(True) > 40, "draw other limits"
 
 
 def test_a_kill_at_any_instant(tmp_path: Path) -> None:
     """A process that is killed at any instant has stored all that it has committed before."""
-    found = lives(tmp_path, "instant", 80)
-    check(found, 80)
-    assert [one["signal"] for one in found] == [signal.SIGKILL] * 80
+    states = lives(tmp_path, "instant", 80)
+    check(states, 80)
+    assert [state["signal"] for state in states] == [signal.SIGKILL] * 80
     newest = -1
-    for one in found:
-        assert one.get("step", -1) >= newest + one["saves"], one
-        newest = one.get("step", -1)
-    assert newest >= sum(one["saves"] for one in found) - 1
+    for state in states:
+        assert state.get("step", -1) >= newest + state["saves"], state
+        newest = state.get("step", -1)
+    assert newest >= sum(state["saves"] for state in states) - 1
 
 
 @pytest.mark.promise("A writer that lives is left alone")
 def test_a_living_writer_is_left_alone(tmp_path: Path) -> None:
-    """A sweep takes leftovers of dead processes of this kernel, and old ones of others; never those of a live one."""
-    mine = DiskTier(tmp_path).begin(1)
-    gone = mine.path.with_name(mine.path.name.replace(f"-{os.getpid()}-", f"-{os.getpid()}-9"))
-    foreign = mine.path.with_name(mine.path.name.replace(Owner.this().kernel, "0" * 16))
-    stale = mine.path.with_name(mine.path.name.replace(Owner.this().kernel, "1" * 16))
+    """A sweep removes leftovers of dead processes of this kernel and old ones of other kernels, but
+    none of a live one.
+    """
+    staged = DiskTier(tmp_path).begin(1)
+    gone = staged.path.with_name(staged.path.name.replace(f"-{os.getpid()}-", f"-{os.getpid()}-9"))
+    foreign = staged.path.with_name(staged.path.name.replace(Owner.this().kernel, "0" * 16))
+    stale = staged.path.with_name(staged.path.name.replace(Owner.this().kernel, "1" * 16))
     for path in (gone, foreign, stale, tmp_path / ".staging" / "something else"):
         path.mkdir()
     os.utime(stale, (0, 0))
     assert sorted(DiskTier(tmp_path).sweep()) == sorted([gone.name, stale.name])
-    assert mine.path.exists()
+    assert staged.path.exists()
     assert foreign.exists()
-    with mine.writer("file") as writer:
+    with staged.writer("file") as writer:
         writer.add_object("o", b"x")
         part = writer.finish()
-    assert mine.commit([part]).manifest.step == 1
+    assert staged.commit([part]).manifest.step == 1
 
 
 def test_a_file_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
@@ -135,7 +145,7 @@ def test_a_file_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for two megabytes."""
+    """Provide a file system with room for two megabytes."""
     target = tmp_path / "tiny"
     target.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=2m", "chaoskit-tiny", str(target)]
@@ -149,7 +159,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.promise("the save fails as a whole; training can go on")
 def test_a_full_disk(tiny_disk: Path) -> None:
-    """A save that finds no room raises, leaves the older snapshot and nothing else, and the next one succeeds."""
+    """A save that finds no room raises, leaves only the older snapshot, and the next save
+    succeeds.
+    """
     tier = DiskTier(tiny_disk, retention=Retention(keep_last=1))
     small, large = {"w": torch.ones(100_000)}, {"w": torch.ones(500_000)}
     tier.save(1, small)
@@ -177,7 +189,7 @@ except OSError as error:
 
 
 def test_a_limit_on_files(tmp_path: Path) -> None:
-    """In a process of its own: the limit holds for everything that a process writes."""
+    """The limit is set in a process of its own, since it is for all writes of a process."""
     subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], check=True, timeout=LIMIT_S)
     assert [snapshot.manifest.step for snapshot in DiskTier(tmp_path).snapshots().snapshots] == [1]
     assert list((tmp_path / ".staging").iterdir()) == []
@@ -187,7 +199,9 @@ def test_a_limit_on_files(tmp_path: Path) -> None:
     "files are synced before the manifest, that before the rename, and the rename before `commit` returns"
 )
 def test_nothing_becomes_visible_before_the_disk_has_it(tmp_path: Path) -> None:
-    """A loss of power damages nothing: each file is synced after its last write, and all of that before the rename."""
+    """A loss of power damages nothing: each file is synced after its last write, and all files
+    before the rename.
+    """
     if shutil.which("strace") is None:
         if os.environ.get("CI"):
             pytest.fail("strace is not installed: CI must run this test")
@@ -200,9 +214,9 @@ def test_nothing_becomes_visible_before_the_disk_has_it(tmp_path: Path) -> None:
     subprocess.run(command, check=True, timeout=LIMIT_S, env=os.environ | {"OMP_NUM_THREADS": "1"})
     events = []
     for line in log.read_text().splitlines():
-        found = re.search(r" (\w+)\((?:\d+<(.*?)>|\"(.*?)\")", line)
-        if found and str(tmp_path) in (path := found[2] or found[3]):
-            events.append(("write" if "write" in found[1] else found[1], path))
+        call_match = re.search(r" (\w+)\((?:\d+<(.*?)>|\"(.*?)\")", line)
+        if call_match and str(tmp_path) in (path := call_match[2] or call_match[3]):
+            events.append(("write" if "write" in call_match[1] else call_match[1], path))
     (renamed,) = (number for number, (call, _) in enumerate(events) if call == "rename")
     staging = events[renamed][1]
     for name in ("__0_0.distcp", ".metadata", "manifest.json"):

@@ -1,4 +1,6 @@
-"""Scripts that keep their DCP calls: real gloo ranks with FSDP2 save through our plug-ins and load in other worlds."""
+"""Tests of scripts that keep their DCP calls: gloo ranks with FSDP2 save through chaoskit's
+plug-ins and load in other worlds.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ pytestmark = [pytest.mark.costly, pytest.mark.filterwarnings("ignore::UserWarnin
 def ranks(
     tmp_path: Path, world: int, act: str, step: int = 1, codes: list[int] | None = None
 ) -> dict[str, Any]:
-    """Run a job on so many ranks; what the first one says."""
+    """Run a job on ``world`` ranks, and return the result of the first one."""
     store = tmp_path / f"store-{len(list(tmp_path.glob('store-*')))}"
     command = [sys.executable, str(JOB)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -57,15 +59,15 @@ def ranks(
         for rank in range(world)
     ]
     try:
-        told = [process.communicate(timeout=LIMIT_S) for process in processes]
+        outputs = [process.communicate(timeout=LIMIT_S) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == (codes or [0] * world), told
+    assert [process.returncode for process in processes] == (codes or [0] * world), outputs
     if codes:
         return {}
-    found: dict[str, Any] = json.loads(told[0][0].splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(outputs[0][0].splitlines()[-1])
+    return result
 
 
 def test_two_ranks_save_and_others_load(tmp_path: Path) -> None:
@@ -101,16 +103,16 @@ def test_a_damaged_snapshot_is_passed_over_by_all_ranks(tmp_path: Path) -> None:
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)
-    found = ranks(tmp_path, 2, "restore")
-    assert found == {"step": 1, "lost": ["step-000000002.g0"], "digest": older["digest"]}
+    restored = ranks(tmp_path, 2, "restore")
+    assert restored == {"step": 1, "lost": ["step-000000002.g0"], "digest": older["digest"]}
     assert len(list((tmp_path / "root" / "quarantine").iterdir())) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.promise("`dcp.save` raises then, on all ranks.")
 def test_a_full_disk_of_one_rank_is_heard_of_by_all(tmp_path: Path) -> None:
-    told = ranks(tmp_path, 2, "full")
-    assert "rank 1: OSError: [Errno 28] No space left on device" in told["error"]
+    failed = ranks(tmp_path, 2, "full")
+    assert "rank 1: OSError: [Errno 28] No space left on device" in failed["error"]
     assert [
         snapshot.manifest.step for snapshot in DiskTier(tmp_path / "root").snapshots().snapshots
     ] == [2]
@@ -140,7 +142,7 @@ def test_a_rank_that_dies_in_a_save_leaves_nothing_that_counts(tmp_path: Path) -
     assert tier.newest_verified().lost == []
 
 
-# -- one process --------------------------------------------------------------------------------------------------
+# -- one process -----------------------------------------------------------------------------------
 
 
 def state(seed: int = 0) -> dict[str, Any]:
@@ -153,14 +155,14 @@ def state(seed: int = 0) -> dict[str, Any]:
     }
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+def is_equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(is_equal(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(is_equal, left, right))
+    return bool(left == right)
 
 
 @pytest.mark.promise(
@@ -178,7 +180,7 @@ def test_a_nested_state_comes_back_through_every_reader(tmp_path: Path) -> None:
     ):
         loaded = state(2)
         dcp.load(loaded, **arguments)
-        assert same(loaded, saved), arguments
+        assert is_equal(loaded, saved), arguments
 
 
 @pytest.mark.promise(
@@ -186,18 +188,20 @@ def test_a_nested_state_comes_back_through_every_reader(tmp_path: Path) -> None:
     "another size at loading."
 )
 def test_plain_torch_converts_a_snapshot(tmp_path: Path) -> None:
-    """The file that torch makes of a snapshot has the nested state, though it was given none to fill."""
+    """The file that torch makes of a snapshot has the nested state, although torch had no state to
+    fill.
+    """
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     saved = state(1)
     dcp.save(saved, checkpoint_id="7", storage_writer=SnapshotWriter(tmp_path))
     dcp_to_torch_save(tmp_path / "step-000000007.g0", tmp_path / "whole.pt")
-    assert same(torch.load(tmp_path / "whole.pt", weights_only=True), saved)
+    assert is_equal(torch.load(tmp_path / "whole.pt", weights_only=True), saved)
 
 
 @pytest.mark.promise("they are read into a parameter without a second copy")
 def test_tensors_are_loaded_in_place(tmp_path: Path) -> None:
-    """A parameter stays where it is, and loading it takes no memory of its size."""
+    """A parameter stays in its memory, and loading needs no memory of its size."""
     saved, loaded = torch.ones(2**24), torch.full((2**24,), 2.0)
     dcp.save({"weight": saved}, checkpoint_id="step-1", storage_writer=SnapshotWriter(tmp_path))
     address = loaded.data_ptr()
@@ -210,9 +214,9 @@ def test_tensors_are_loaded_in_place(tmp_path: Path) -> None:
 
 
 def peak_bytes() -> int:
-    """Most memory that this process has had, as the kernel counts it."""
+    """Return the peak memory of this process, as the kernel counts it."""
     (line,) = [
-        one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmHWM")
+        row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith("VmHWM")
     ]
     return int(line.split()[1]) * 1024
 
@@ -225,14 +229,16 @@ def test_a_step_that_is_trained_again_has_a_place_of_its_own(tmp_path: Path) -> 
     assert names == ["step-000000005.g1", "step-000000005.g0"]
     loaded = state(3)
     dcp.load(loaded, storage_reader=SnapshotReader(tmp_path))
-    assert same(loaded, state(2))
+    assert is_equal(loaded, state(2))
 
 
 @pytest.mark.promise(
     "`restore` loads the newest snapshot that is whole, on all ranks, or the one before it"
 )
 def test_the_newest_of_all_places_is_restored(tmp_path: Path) -> None:
-    """One that is damaged is set aside in its own place, and the newest of the others is taken; then the next."""
+    """A damaged snapshot is quarantined in its own place, and the newest of the others is restored,
+    one after another.
+    """
     stored, disk = RemoteTier(f"file://{tmp_path}/remote"), DiskTier(tmp_path / "disk")
     writer = SnapshotWriter(
         disk,
@@ -254,11 +260,11 @@ def test_the_newest_of_all_places_is_restored(tmp_path: Path) -> None:
 
     def restored(step: int, place: str, lost: list[str]) -> None:
         loaded = state(9)
-        found = restore(loaded, **places)
-        assert found is not None
-        assert (found.step, Path(found.path).parent.name) == (step, place)
-        assert [one.name for one in found.lost] == lost
-        assert same(loaded, state(step))
+        result = restore(loaded, **places)
+        assert result is not None
+        assert (result.step, Path(result.path).parent.name) == (step, place)
+        assert [snapshot.name for snapshot in result.lost] == lost
+        assert is_equal(loaded, state(step))
 
     def damage(place: str, step: int) -> str:
         path = tmp_path / place / f"step-{step:09}.g0"
@@ -347,11 +353,14 @@ def test_restore_falls_through_and_says_what_was_lost(tmp_path: Path) -> None:
     (tmp_path / "step-000000003.g0" / "__0_0.distcp").unlink()
     (tmp_path / "step-000000002.g0" / "manifest.json").write_text("{}")
     loaded = state(9)
-    found = restore(loaded, disk=tmp_path)
-    assert found is not None
-    assert found.step == 1
-    assert sorted(one.name for one in found.lost) == ["step-000000002.g0", "step-000000003.g0"]
-    assert same(loaded, state(1))
+    result = restore(loaded, disk=tmp_path)
+    assert result is not None
+    assert result.step == 1
+    assert sorted(snapshot.name for snapshot in result.lost) == [
+        "step-000000002.g0",
+        "step-000000003.g0",
+    ]
+    assert is_equal(loaded, state(1))
     (tmp_path / "step-000000001.g0" / "__0_0.distcp").unlink()
     with pytest.raises(ChaoskitError, match="can be restored"):
         restore(loaded, disk=tmp_path)

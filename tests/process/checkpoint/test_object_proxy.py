@@ -1,4 +1,6 @@
-"""The proxy in front of an object store does what it is told, counts it, and ends with its launcher."""
+"""Tests of the proxy in front of an object store: it imposes troubles, counts them, and ends with
+its launcher.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ from chaoskit.fixtures.s3_server import S3Server
 from chaoskit.process.linux import is_ending, start_ticks
 from chaoskit.substrate.object_store.proxy import ObjectProxy
 from chaoskit.substrate.object_store.troubles import (
-    Ailments,
+    ErrorReply,
     Garble,
     Lag,
-    Outage,
-    Reply,
-    Reset,
+    ResetConnection,
     Stall,
+    StoreOutage,
+    StoreTroubles,
     Truncate,
 )
 from chaoskit.substrate.undo import UndoLog
@@ -37,7 +39,7 @@ from chaoskit.substrate.undo import UndoLog
 BODY = os.urandom(300_000)
 SIGNED = {
     "Authorization": "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/s3/aws4_request"
-}  # by somebody
+}  # signed with arbitrary keys
 
 
 @pytest.fixture
@@ -59,25 +61,27 @@ def ask(
         connection.close()
 
 
-# -- what it means ------------------------------------------------------------------------------------------------
+# -- what it means ---------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 10))
 def test_some_requests_are_spared(spared: int, most: int, count: int) -> None:
-    """A trouble strikes requests of its methods, after those that are spared and up to the most."""
-    ailments = Ailments()
-    number = ailments.impose(Reply(spared=spared, most=most, methods=("PUT",)))
+    """A trouble strikes requests of its methods, after ``spared`` ones and at most ``most``."""
+    ailments = StoreTroubles()
+    number = ailments.impose(ErrorReply(spared=spared, most=most, methods=("PUT",)))
     struck = [ailments.rule("PUT", "/b/k").reply for _ in range(count)]
     end = spared + most if most else count
-    assert [one is not None for one in struck] == [spared <= index < end for index in range(count)]
+    assert [reply is not None for reply in struck] == [
+        spared <= index < end for index in range(count)
+    ]
     assert ailments.rule("GET", "/b/k").reply is None
-    assert ailments.met(number) == 0, "a ruling is no evidence yet"
+    assert ailments.affected_count(number) == 0, "a ruling is no evidence yet"
 
 
 def test_a_share_of_requests_is_struck() -> None:
     """A trouble with a share strikes about that share of the requests of its path."""
-    ailments = Ailments(seed=3)
-    ailments.impose(Reset(share=0.25, path="/data"))
+    ailments = StoreTroubles(seed=3)
+    ailments.impose(ResetConnection(share=0.25, path="/data"))
     struck = sum(ailments.rule("GET", "/b/data").reset is not None for _ in range(2000))
     assert 400 < struck < 600
     assert ailments.rule("GET", "/b/manifest.json").reset is None
@@ -85,27 +89,27 @@ def test_a_share_of_requests_is_struck() -> None:
 
 def test_troubles_add_up_and_go() -> None:
     """The oldest reply counts, delays add up, and each trouble ends when it is lifted."""
-    ailments = Ailments()
-    first, _ = ailments.impose(Reply(503)), ailments.impose(Reply(500))
+    ailments = StoreTroubles()
+    first, _ = ailments.impose(ErrorReply(503)), ailments.impose(ErrorReply(500))
     ailments.impose(Lag(delay_ms=5.0))
     ailments.impose(Lag(bytes_per_s=10.0))
     ruling = ailments.rule("GET", "/")
-    assert ruling.reply == (first, Reply(503)), "the older one counts"
+    assert ruling.reply == (first, ErrorReply(503)), "the older one counts"
     assert len(ruling.lags) == 2
     ailments.lift(first)
     assert ailments.rule("GET", "/").reply is not None
-    assert not ailments.out
-    outage = ailments.impose(Outage())
-    assert ailments.out
+    assert not ailments.is_out
+    outage = ailments.impose(StoreOutage())
+    assert ailments.is_out
     ailments.strike_outage()
     assert ailments.lift(outage) == 1
 
 
-# -- what it does -------------------------------------------------------------------------------------------------
+# -- what it does ----------------------------------------------------------------------------------
 
 
 def test_it_hands_on_everything(s3_proxy: ObjectProxy, bucket: str) -> None:
-    """Without a trouble requests and answers pass unchanged and are counted."""
+    """Requests and answers pass unchanged and are counted when there is no trouble."""
     assert ask(s3_proxy, "PUT", f"/{bucket}/key", BODY)[0] == 200
     assert ask(s3_proxy, "GET", f"/{bucket}/key") == (200, BODY)
     assert ask(s3_proxy, "HEAD", f"/{bucket}/key") == (200, b"")
@@ -136,7 +140,7 @@ def test_bodies_in_chunks_pass(s3_proxy: ObjectProxy, bucket: str) -> None:
 @pytest.mark.parametrize("status", [403, 429, 500, 503])
 def test_refusals(s3_proxy: ObjectProxy, bucket: str, status: int) -> None:
     """A refused request gets the status that was asked for and does not reach the store."""
-    number = s3_proxy.impose(Reply(status, methods=("PUT",)))
+    number = s3_proxy.impose(ErrorReply(status, methods=("PUT",)))
     got, text = ask(s3_proxy, "PUT", f"/{bucket}/key", BODY)
     assert (got, b"<Code>" in text) == (status, True)
     assert ask(s3_proxy, "GET", f"/{bucket}/key")[0] == 404, "nothing of it arrived"
@@ -145,16 +149,18 @@ def test_refusals(s3_proxy: ObjectProxy, bucket: str, status: int) -> None:
 
 
 def test_an_outage_turns_connections_away(s3_proxy: ObjectProxy, bucket: str) -> None:
-    """An outage resets open connections and new ones, and counts both, until the same port answers again."""
+    """An outage resets open connections and new ones, and counts both, until the same port answers
+    again.
+    """
     kept = socket.create_connection(("127.0.0.1", s3_proxy.port), LIMIT_S)
     kept.sendall(b"GET / HTTP/1.1\r\n")
     ask(
         s3_proxy, "HEAD", f"/{bucket}"
     )  # connections are taken in order: the first one is open, too
-    number = s3_proxy.impose(Outage())
+    number = s3_proxy.impose(StoreOutage())
     with kept, pytest.raises(ConnectionError):
         kept.recv(1)
-    assert s3_proxy.met(number) == 1
+    assert s3_proxy.affected_count(number) == 1
     with pytest.raises(ConnectionError):
         ask(s3_proxy, "GET", f"/{bucket}/key")
     assert s3_proxy.lift(number) == 2
@@ -162,8 +168,8 @@ def test_an_outage_turns_connections_away(s3_proxy: ObjectProxy, bucket: str) ->
 
 
 def test_an_outage_that_meets_nothing_counts_nothing(s3_proxy: ObjectProxy) -> None:
-    """That the port turns connections away is no evidence that a node has met it."""
-    assert s3_proxy.lift(s3_proxy.impose(Outage())) == 0
+    """A port that refuses connections is no evidence that a node has tried one."""
+    assert s3_proxy.lift(s3_proxy.impose(StoreOutage())) == 0
 
 
 @pytest.mark.parametrize(
@@ -172,7 +178,7 @@ def test_an_outage_that_meets_nothing_counts_nothing(s3_proxy: ObjectProxy) -> N
 def test_what_is_no_http_ends_its_own_connection_only(
     s3_proxy: ObjectProxy, bucket: str, said: bytes
 ) -> None:
-    """A request without a path, or a chunk whose size is no number; the proxy goes on."""
+    """The request has no path, or a chunk with an invalid size; the proxy continues."""
     with socket.create_connection(("127.0.0.1", s3_proxy.port), LIMIT_S) as client:
         client.sendall(said)
         with contextlib.suppress(ConnectionError):
@@ -184,7 +190,7 @@ def test_what_is_no_http_ends_its_own_connection_only(
 def test_resets_in_both_directions(s3_proxy: ObjectProxy, bucket: str) -> None:
     """A reset ends a connection in the middle of a body, in either direction."""
     ask(s3_proxy, "PUT", f"/{bucket}/there", BODY)
-    number = s3_proxy.impose(Reset(after_bytes=100_000))
+    number = s3_proxy.impose(ResetConnection(after_bytes=100_000))
     with pytest.raises(ConnectionError):
         ask(s3_proxy, "PUT", f"/{bucket}/key", BODY)
     with pytest.raises(ConnectionError):
@@ -204,7 +210,10 @@ def test_answers_are_cut_and_changed(s3_proxy: ObjectProxy, bucket: str) -> None
     number = s3_proxy.impose(Garble())
     _, got = ask(s3_proxy, "GET", f"/{bucket}/key")
     assert got != BODY
-    assert sum((one ^ other).bit_count() for one, other in zip(got, BODY, strict=True)) == 1
+    assert (
+        sum((received ^ stored).bit_count() for received, stored in zip(got, BODY, strict=True))
+        == 1
+    )
     assert s3_proxy.lift(number) == 1
     assert ask(s3_proxy, "GET", f"/{bucket}/key") == (200, BODY)
 
@@ -248,7 +257,7 @@ def launcher(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_it_ends_with_its_launcher(launcher: subprocess.Popen[str], tmp_path: Path) -> None:
-    """The proxy of a launcher that is killed ends by itself."""
+    """The proxy of a killed launcher ends by itself."""
     assert launcher.stdout is not None
     pid = int(launcher.stdout.readline())
     ticks = start_ticks(pid)

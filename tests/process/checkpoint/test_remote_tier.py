@@ -1,4 +1,6 @@
-"""The remote tier on a real S3 server behind a proxy that breaks it, and on files and memory."""
+"""Tests of the remote tier on a real S3 server behind a proxy that breaks it, and on files and
+memory.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,19 @@ from chaoskit.checkpoint.remote.upload import QUARANTINE
 from chaoskit.checkpoint.remote.uploader import Uploader
 from chaoskit.config import CheckpointTier, RunConfig
 from chaoskit.daemon.keeper_base import NodeContext
-from chaoskit.daemon.replica_keeper import Keeper
+from chaoskit.daemon.replica_keeper import ReplicaKeeper
 from chaoskit.errors import BadInput
 from chaoskit.fixtures.s3_server import S3Server
 from chaoskit.job import JobSpec
 from chaoskit.journal import Journal
 from chaoskit.substrate.object_store.proxy import ObjectProxy
 from chaoskit.substrate.object_store.troubles import (
+    ErrorReply,
     Garble,
     Lag,
-    Outage,
-    Reply,
-    Reset,
+    ResetConnection,
     Stall,
+    StoreOutage,
     Trouble,
     Truncate,
 )
@@ -63,7 +65,7 @@ LARGE = FILE_CHUNK_BYTES // 4 + 100_000  # elements: a file of two parts
 
 
 def state(step: int) -> dict[str, Tensor]:
-    """A state of some 17 MB; that of another step differs everywhere."""
+    """Return a state of some 17 MB; the states of two steps differ everywhere."""
     large = torch.arange(LARGE, dtype=torch.float32) + step
     return {
         "large": large.view(-1, 8),
@@ -85,13 +87,13 @@ def save(disk: DiskTier, step: int) -> Path:
 
 @pytest.fixture(scope="module")
 def snapshots(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Committed on the disk, by their step."""
+    """Return snapshots that are committed on the disk, by their step."""
     disk = DiskTier(tmp_path_factory.mktemp("disk"))
     return {step: save(disk, step) for step in (1, 2, 3)}
 
 
 class Remote:
-    """A bucket of its own, seen through the proxy by a tier, and directly by the test."""
+    """A bucket that a tier accesses through the proxy, and the test directly."""
 
     def __init__(self, server: S3Server, proxy: ObjectProxy, bucket: str) -> None:
         server.make_bucket(bucket)
@@ -106,7 +108,7 @@ class Remote:
         return tier
 
     def objects(self) -> set[str]:
-        """What is there, below the URL."""
+        """Return the names of the objects below the URL."""
         self.direct.invalidate_cache()
         root = self.url.removeprefix("s3://")
         return {path.removeprefix(f"{root}/") for path in self.direct.find(root)}
@@ -124,50 +126,57 @@ class Remote:
 
 @pytest.fixture
 def remote(s3_server: S3Server, s3_proxy: ObjectProxy, tmp_path: Path) -> Iterator[Remote]:
-    found = Remote(s3_server, s3_proxy, f"bucket-{abs(hash(tmp_path)) % 10**12}")
-    yield found
-    for tier in found.tiers:
+    remote_store = Remote(s3_server, s3_proxy, f"bucket-{abs(hash(tmp_path)) % 10**12}")
+    yield remote_store
+    for tier in remote_store.tiers:
         tier.close()
 
 
 def targets(step: int = 0) -> dict[str, tuple[Tensor, Box]]:
     return {
-        path: (torch.zeros_like(value), whole(tuple(value.shape)))
-        for path, value in state(step).items()
+        path: (torch.zeros_like(tensor), whole(tuple(tensor.shape)))
+        for path, tensor in state(step).items()
     }
 
 
 def assert_restored(tier: RemoteTier, step: int, lost: int = 0) -> None:
-    wanted = targets()
-    restored = tier.read_into(wanted)
+    tensors = targets()
+    restored = tier.read_into(tensors)
     assert (restored.manifest.step, len(restored.lost)) == (step, lost)
-    for path, value in state(step).items():
-        assert torch.equal(wanted[path][0], value), path
+    for path, expected in state(step).items():
+        assert torch.equal(tensors[path][0], expected), path
 
 
-# -- what a node offers -------------------------------------------------------------------------------------------
+# -- what a node offers ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def offering(
     filled: Remote, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., tuple[Keeper, SimpleQueue[Any]]]]:
-    """Starts keepers of nodes whose job has a directory of its own and the bucket; and what each tells."""
-    for name, value in (
+) -> Iterator[Callable[..., tuple[ReplicaKeeper, SimpleQueue[Any]]]]:
+    """Provide a function that starts keepers of nodes, and returns each with the queue of its
+    answers.
+
+    Their job has the bucket and a disk directory.
+    """
+    for name, setting in (
         ("ACCESS_KEY_ID", "any"),
         ("SECRET_ACCESS_KEY", "any"),
         ("DEFAULT_REGION", "us-east-1"),
     ):
-        monkeypatch.setenv(f"AWS_{name}", value)
+        monkeypatch.setenv(f"AWS_{name}", setting)
     remote = CheckpointTier(target=filled.url, endpoint=filled.proxy.url)
 
-    def start(*, resume: bool = False) -> tuple[Keeper, SimpleQueue[Any]]:
+    def start(*, resume: bool = False) -> tuple[ReplicaKeeper, SimpleQueue[Any]]:
         tiers = {"disk": CheckpointTier(target=str(tmp_path / "disk")), "remote": remote}
-        config, told = RunConfig(job=JobSpec("job.py"), resume=resume, **tiers), SimpleQueue[Any]()
+        config, answers = (
+            RunConfig(job=JobSpec("job.py"), resume=resume, **tiers),
+            SimpleQueue[Any](),
+        )
         journal = Journal(tmp_path / "journal", "node0")
-        return Keeper(
-            NodeContext("node0", "127.0.0.1", "token", config, journal, told.put, told.put)
-        ), told
+        return ReplicaKeeper(
+            NodeContext("node0", "127.0.0.1", "token", config, journal, answers.put, answers.put)
+        ), answers
 
     yield start
     DiskTier(tmp_path / "disk").sweep()
@@ -178,39 +187,43 @@ def offered(answer: Sealed) -> tuple[int, list[tuple[str, int]]]:
 
 
 def test_a_node_offers_what_it_has_before_the_store_answers(
-    filled: Remote, offering: Callable[..., tuple[Keeper, SimpleQueue[Any]]], tmp_path: Path
+    filled: Remote, offering: Callable[..., tuple[ReplicaKeeper, SimpleQueue[Any]]], tmp_path: Path
 ) -> None:
-    """And names what the store has, in another answer to the same question, when that is known."""
+    """The node names the snapshots of the store in another answer to the same question, once they
+    are known.
+    """
     DiskTier(tmp_path / "disk").save(2, state(2), generation=1)
-    outage = filled.proxy.impose(Outage())
-    keeper, told = offering()
+    outage = filled.proxy.impose(StoreOutage())
+    keeper, answers = offering()
     keeper.recall(7)
-    assert offered(told.get(timeout=LIMIT_S)) == (7, [("disk", 2)])
-    assert told.empty()
+    assert offered(answers.get(timeout=LIMIT_S)) == (7, [("disk", 2)])
+    assert answers.empty()
     filled.proxy.lift(outage)
-    assert offered(told.get(timeout=LIMIT_S)) == (
+    assert offered(answers.get(timeout=LIMIT_S)) == (
         7,
         [("disk", 2), ("remote", 3), ("remote", 2), ("remote", 1)],
     )
 
 
 def test_a_store_that_hangs_holds_up_no_other_order(
-    filled: Remote, offering: Callable[..., tuple[Keeper, SimpleQueue[Any]]], tmp_path: Path
+    filled: Remote, offering: Callable[..., tuple[ReplicaKeeper, SimpleQueue[Any]]], tmp_path: Path
 ) -> None:
-    """Without any copy of its own a node that resumes waits for the store; what is ordered meanwhile is done."""
+    """A node that resumes without any copy of its own waits for the store; other orders are carried
+    out meanwhile.
+    """
     filled.proxy.impose(Stall())
-    keeper, told = offering(resume=True)
+    keeper, answers = offering(resume=True)
     keeper.recall(7)
     keeper.ended("node0.0")
     DiskTier(tmp_path / "disk").save(2, state(2), generation=1)
     keeper.recall(8)
-    assert offered(told.get(timeout=15.0)) == (
+    assert offered(answers.get(timeout=15.0)) == (
         8,
         [("disk", 2)],
     )  # the first one waits for twice as long
 
 
-# -- any file system ----------------------------------------------------------------------------------------------
+# -- any file system -------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("the world may have another size than the one that saved", kind=["file", "s3"])
@@ -218,7 +231,9 @@ def test_a_store_that_hangs_holds_up_no_other_order(
 def test_round_trip(
     kind: str, snapshots: dict[int, Path], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """What is uploaded to any file system is restored, whole and in part, and can be removed."""
+    """A snapshot uploaded to any file system is restored, as a whole and in part, and can be
+    removed.
+    """
     if kind == "s3":
         tier = request.getfixturevalue("remote").tier()
     else:
@@ -248,22 +263,22 @@ def test_plain_torch_loads_what_was_uploaded(snapshots: dict[int, Path], tmp_pat
 
     tier = RemoteTier(f"file://{tmp_path}/run", traffic=QUICK)
     tier.upload(DirectorySource(snapshots[2]))
-    loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
+    loaded = {path: torch.zeros_like(tensor) for path, tensor in state(2).items()}
     dcp.load(loaded, checkpoint_id=tmp_path / "run" / snapshots[2].name, no_dist=True)
-    assert all(torch.equal(loaded[path], value) for path, value in state(2).items())
+    assert all(torch.equal(loaded[path], tensor) for path, tensor in state(2).items())
 
 
 def test_dcp_loads_from_the_store(filled: Remote, snapshots: dict[int, Path]) -> None:
-    """With our reader, which verifies, and with torch's own."""
+    """The snapshot is loaded with chaoskit's reader, which verifies it, and with torch's own."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
     place = f"{filled.url}/{snapshots[2].name}"
     for reader in (SnapshotReader(filled.tier(), 2), FsspecReader(place, **filled.options)):
-        loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
+        loaded = {path: torch.zeros_like(tensor) for path, tensor in state(2).items()}
         dcp.load(loaded, storage_reader=reader, no_dist=True)
-        assert all(torch.equal(loaded[path], value) for path, value in state(2).items())
-    with pytest.raises(BadInput, match="one of step 7"):
+        assert all(torch.equal(loaded[path], tensor) for path, tensor in state(2).items())
+    with pytest.raises(BadInput, match="a snapshot of step 7"):
         SnapshotReader(filled.tier(), 7).read_metadata()
 
 
@@ -275,25 +290,27 @@ def test_dcp_loads_by_url(snapshots: dict[int, Path], tmp_path: Path) -> None:
     for step in (2, 3):
         tier.upload(DirectorySource(snapshots[step]))
     for url, step in ((tier.store.url, 3), (f"{tier.store.url}/{snapshots[2].name}", 2)):
-        loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
+        loaded = {path: torch.zeros_like(tensor) for path, tensor in state(2).items()}
         dcp.load(loaded, storage_reader=SnapshotReader(url), no_dist=True)
-        assert all(torch.equal(loaded[path], value) for path, value in state(step).items())
+        assert all(torch.equal(loaded[path], tensor) for path, tensor in state(step).items())
 
 
 def test_a_store_that_is_out_is_not_passed_over(
     filled: Remote, snapshots: dict[int, Path], tmp_path: Path
 ) -> None:
-    """It may hold a newer snapshot than the disk has; with its answer that one is restored."""
+    """The store may hold a newer snapshot than the disk; once it answers, that snapshot is
+    restored.
+    """
     DiskTier(tmp_path / "disk").save(2, state(2))
-    loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
-    outage = filled.proxy.impose(Outage())
+    loaded = {path: torch.zeros_like(tensor) for path, tensor in state(2).items()}
+    outage = filled.proxy.impose(StoreOutage())
     with pytest.raises(RemoteUnavailable):
         restore(loaded, disk=tmp_path / "disk", remote=filled.tier(HASTY))
     filled.proxy.lift(outage)
-    found = restore(loaded, disk=tmp_path / "disk", remote=filled.tier())
-    assert found is not None
-    assert found.path == f"{filled.url}/{snapshots[3].name}"
-    assert all(torch.equal(loaded[path], value) for path, value in state(3).items())
+    result = restore(loaded, disk=tmp_path / "disk", remote=filled.tier())
+    assert result is not None
+    assert result.path == f"{filled.url}/{snapshots[3].name}"
+    assert all(torch.equal(loaded[path], tensor) for path, tensor in state(3).items())
 
 
 def test_what_dcp_saves_is_uploaded(remote: Remote, tmp_path: Path) -> None:
@@ -321,13 +338,13 @@ def test_objects_and_generations_are_uploaded(remote: Remote, tmp_path: Path) ->
     assert sent.name == "step-000000002.g1"
     assert_restored(tier, 2)
     assert tier.open(sent.name).read_object("epoch") == b"three"
-    loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
+    loaded = {path: torch.zeros_like(tensor) for path, tensor in state(2).items()}
     dcp.load(
         loaded,
         storage_reader=FsspecReader(f"{remote.url}/{sent.name}", **remote.options),
         no_dist=True,
     )
-    assert all(torch.equal(loaded[path], value) for path, value in state(2).items())
+    assert all(torch.equal(loaded[path], tensor) for path, tensor in state(2).items())
 
 
 @pytest.mark.parametrize(
@@ -366,21 +383,21 @@ def test_a_damaged_source_is_not_sent(
     assert tier.names() == []
 
 
-# -- uploads that are disturbed -----------------------------------------------------------------------------------
+# -- uploads that are disturbed --------------------------------------------------------------------
 
 
 @pytest.mark.promise(
     "connection refused, reset, timed out; a body cut short; `BadDigest` | again, with back-off",
-    trouble=Reply(503, share=0.4, most=6),
+    trouble=ErrorReply(503, share=0.4, most=6),
 )
 @pytest.mark.parametrize(
     "trouble",
     [
-        Reply(503, share=0.4, most=6),
-        pytest.param(Reply(500, most=1), marks=SLOW),
-        pytest.param(Reply(429, most=2), marks=SLOW),
-        Reset(after_bytes=1_000_000, path="partNumber=1", most=2),
-        Reset(path="uploadId", methods=("POST",), most=1),
+        ErrorReply(503, share=0.4, most=6),
+        pytest.param(ErrorReply(500, most=1), marks=SLOW),
+        pytest.param(ErrorReply(429, most=2), marks=SLOW),
+        ResetConnection(after_bytes=1_000_000, path="partNumber=1", most=2),
+        ResetConnection(path="uploadId", methods=("POST",), most=1),
         Truncate(share=0.5, most=6),
         Stall(spared=2, most=2),
     ],
@@ -406,7 +423,7 @@ def test_errors_that_pass_are_outlasted(
     "An upload is begun again, by any process on any host, and sends what is missing"
 )
 def test_an_outage_in_the_middle(snapshots: dict[int, Path], remote: Remote) -> None:
-    """The process gives up; what the store had taken is not sent again."""
+    """The process gives up; parts that the store had taken are not sent again."""
     tier = remote.tier(HASTY)
     stall = remote.proxy.impose(Stall(path="partNumber=2"))
     failed: list[Exception] = []
@@ -420,7 +437,7 @@ def test_an_outage_in_the_middle(snapshots: dict[int, Path], remote: Remote) -> 
     thread = threading.Thread(target=upload)
     thread.start()
     wait_until(lambda: tier.store.sent_bytes >= FILE_CHUNK_BYTES, "the first part to be sent")
-    outage = remote.proxy.impose(Outage())
+    outage = remote.proxy.impose(StoreOutage())
     thread.join(LIMIT_S)
     assert "tried" in str(failed[0])
     assert not any(MANIFEST in name for name in remote.objects()), "half a snapshot was committed"
@@ -455,7 +472,7 @@ SHARES = [0.2, 0.5, 0.8, 0.9, 0.97, 0.99]
 )
 @pytest.mark.parametrize("share", SHARES)
 def test_a_kill_in_the_middle(snapshots: dict[int, Path], remote: Remote, share: float) -> None:
-    """Half a snapshot is never seen, and the next process goes on where the store stands."""
+    """A partial snapshot is never visible, and the next process continues the upload."""
     source = DirectorySource(snapshots[2])
     remote.tier().upload(DirectorySource(snapshots[1]))
     before = remote.sent_bytes()
@@ -479,7 +496,7 @@ def test_a_kill_in_the_middle(snapshots: dict[int, Path], remote: Remote, share:
 
 
 def test_one_may_be_pruned_while_it_is_uploaded(remote: Remote, tmp_path: Path) -> None:
-    """A snapshot that was opened is uploaded, although it is removed from the disk meanwhile."""
+    """A snapshot that was opened is uploaded although it is removed from the disk meanwhile."""
     source = DirectorySource(save(DiskTier(tmp_path / "disk"), 2))
     shutil.rmtree(tmp_path / "disk")
     remote.tier().upload(source)
@@ -502,8 +519,8 @@ def test_what_is_there_is_kept(snapshots: dict[int, Path], remote: Remote) -> No
 
 @pytest.mark.promise("`RemoteRefused` at once, with what to do about it")
 def test_a_store_that_refuses(snapshots: dict[int, Path], remote: Remote) -> None:
-    """A refusal is told with a remedy, and not tried again."""
-    number = remote.proxy.impose(Reply(403))
+    """A refusal is reported with a remedy, and not tried again."""
+    number = remote.proxy.impose(ErrorReply(403))
     with pytest.raises(RemoteRefused, match="check the credentials"):
         remote.tier().upload(DirectorySource(snapshots[2]))
     assert remote.proxy.lift(number) <= 2, "it was tried again"
@@ -515,7 +532,9 @@ def test_a_store_that_refuses(snapshots: dict[int, Path], remote: Remote) -> Non
 
 @SLOW
 def test_the_bandwidth_is_limited(snapshots: dict[int, Path], remote: Remote) -> None:
-    """A piece waits for the time of those before it: the second upload for that of the first."""
+    """A piece waits for the time of those before it: the second upload waits for the time of the
+    first.
+    """
     size_bytes = DirectorySource(snapshots[1]).manifest.size_bytes
     tier = remote.tier(Traffic(limit_bytes_per_s=6e6))
     begin_s = time.monotonic()
@@ -524,12 +543,12 @@ def test_the_bandwidth_is_limited(snapshots: dict[int, Path], remote: Remote) ->
     assert time.monotonic() - begin_s > 0.95 * size_bytes / 6e6
 
 
-# -- reads that are disturbed -------------------------------------------------------------------------------------
+# -- reads that are disturbed ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def template(s3_server: S3Server, snapshots: dict[int, Path]) -> Iterator[str]:
-    """A bucket that holds the snapshots of steps 1 to 3. Nobody changes it."""
+    """Provide a bucket with the snapshots of steps 1 to 3. No test changes it."""
     s3_server.make_bucket("template")
     tier = RemoteTier("s3://template/run", storage_options=s3_server.options())
     for path in snapshots.values():
@@ -540,7 +559,7 @@ def template(s3_server: S3Server, snapshots: dict[int, Path]) -> Iterator[str]:
 
 @pytest.fixture
 def filled(template: str, remote: Remote) -> Remote:
-    """Holds the same."""
+    """Return a bucket that holds a copy of the template's snapshots."""
     for path in remote.direct.find(template):
         remote.direct.cp_file(path, f"{remote.url}/{path.removeprefix(f'{template}/')}")
     return remote
@@ -550,7 +569,9 @@ def filled(template: str, remote: Remote) -> Remote:
     "it gets its `quarantine.json`, and the next older one is taken. Nothing is deleted."
 )
 def test_damage_at_rest_is_found_and_set_aside(filled: Remote, snapshots: dict[int, Path]) -> None:
-    """Damaged snapshots are set aside with a note, an older one is restored, and a new upload repairs them."""
+    """Damaged snapshots are quarantined with a note, an older one is restored, and a new upload
+    repairs them.
+    """
     filled.spoil(f"{snapshots[3].name}/a.distcp", FILE_CHUNK_BYTES + 77)
     filled.direct.rm_file(f"{filled.url}/{snapshots[2].name}/b.distcp")
     tier = filled.tier()
@@ -564,7 +585,7 @@ def test_damage_at_rest_is_found_and_set_aside(filled: Remote, snapshots: dict[i
 
 
 def test_a_damaged_manifest(filled: Remote, snapshots: dict[int, Path]) -> None:
-    """A manifest that is damaged, or belongs to another snapshot, is set aside."""
+    """A manifest that is damaged, or belongs to another snapshot, is quarantined."""
     filled.direct.pipe_file(f"{filled.url}/{snapshots[3].name}/{MANIFEST}", b"{}")
     filled.direct.pipe_file(
         f"{filled.url}/{snapshots[2].name}/{MANIFEST}", (snapshots[1] / MANIFEST).read_bytes()
@@ -576,10 +597,12 @@ def test_a_damaged_manifest(filled: Remote, snapshots: dict[int, Path]) -> None:
     "One with a wrong digest is read once more, since bytes can also be damaged on their way"
 )
 def test_bytes_that_are_damaged_on_their_way(filled: Remote, snapshots: dict[int, Path]) -> None:
-    """Bytes that are damaged once on their way are asked for again; always damaged ones count as damage."""
-    tier, wanted = filled.tier(), targets()
+    """Bytes that are damaged once on their way are requested again; bytes that are always damaged
+    count as damage.
+    """
+    tier, tensors = filled.tier(), targets()
     once = filled.proxy.impose(Garble(path="b.distcp", most=1))
-    assert tier.read_into(wanted).lost == [], "what is struck once is asked for again"
+    assert tier.read_into(tensors).lost == [], "what is struck once is asked for again"
     assert filled.proxy.lift(once) == 1
     always = filled.proxy.impose(Garble(path=f"{snapshots[3].name}/a.distcp"))
     assert_restored(tier, 2, lost=1)
@@ -589,8 +612,8 @@ def test_bytes_that_are_damaged_on_their_way(filled: Remote, snapshots: dict[int
 @pytest.mark.parametrize(
     "trouble",
     [
-        Reply(503, most=3),
-        Reset(most=3),
+        ErrorReply(503, most=3),
+        ResetConnection(most=3),
         Truncate(path="a.distcp", after_bytes=1000, most=2),
         pytest.param(Lag(delay_ms=20), marks=SLOW),
     ],
@@ -604,25 +627,27 @@ def test_reads_outlast_what_passes(filled: Remote, trouble: Trouble) -> None:
 
 @pytest.mark.promise("That a store does not answer is no damage.")
 def test_an_outage_during_a_restore(filled: Remote, snapshots: dict[int, Path]) -> None:
-    """A short one is outlasted. A long one is no damage: nothing is set aside, and no older snapshot is taken."""
-    tier, wanted = filled.tier(), targets()
-    failing = filled.proxy.impose(Reply(503))
+    """A short outage is outlasted. A long one is no damage: nothing is quarantined, and no older
+    snapshot is restored.
+    """
+    tier, tensors = filled.tier(), targets()
+    failing = filled.proxy.impose(ErrorReply(503))
 
     def lift() -> None:
-        wait_until(lambda: filled.proxy.met(failing), "a request that fails")
-        outage = filled.proxy.impose(Outage())
+        wait_until(lambda: filled.proxy.affected_count(failing), "a request that fails")
+        outage = filled.proxy.impose(StoreOutage())
         filled.proxy.lift(failing)
-        time.sleep(0.2)  # as long as it lasts; the restore tries for a hundred times as long
+        time.sleep(0.2)  # the duration of the outage; the restore tries for a hundred times as long
         filled.proxy.lift(outage)
 
     lifting = threading.Thread(target=lift)
     lifting.start()
-    assert tier.read_into(wanted).manifest.step == 3
+    assert tier.read_into(tensors).manifest.step == 3
     lifting.join()
     for trouble in (
-        Outage(),
-        Reply(503, path=f"{snapshots[3].name}/a.distcp"),
-    ):  # of all, and of one file alone
+        StoreOutage(),
+        ErrorReply(503, path=f"{snapshots[3].name}/a.distcp"),
+    ):  # of the whole store, and of one file
         number = filled.proxy.impose(trouble)
         with pytest.raises(RemoteUnavailable):
             filled.tier(HASTY).read_into(targets())
@@ -630,19 +655,23 @@ def test_an_outage_during_a_restore(filled: Remote, snapshots: dict[int, Path]) 
     assert not any(QUARANTINE in name for name in filled.objects())
 
 
-# -- the thread beside the training -------------------------------------------------------------------------------
+# -- the thread beside the training ----------------------------------------------------------------
 
 
 @pytest.mark.promise("a newer one supersedes what has not begun")
 def test_the_newest_supersedes_what_waits(snapshots: dict[int, Path], remote: Remote) -> None:
-    """Of two snapshots that are offered while one is uploaded, only the newer one is uploaded; all are released."""
+    """The newer of two snapshots offered during an upload is uploaded, and the older one is not;
+    all are released.
+    """
     stall = remote.proxy.impose(Stall())
     released: list[int] = []
     uploader = Uploader(remote.tier(Traffic(backoff=QUICK.backoff, request_timeout_s=2.0)))
     for step, path in snapshots.items():
         uploader.offer(path, lambda step=step: released.append(step))
         if step == 1:
-            wait_until(lambda: remote.proxy.met(stall), "the first upload to be under way")
+            wait_until(
+                lambda: remote.proxy.affected_count(stall), "the first upload to be under way"
+            )
     remote.proxy.lift(stall)
     assert uploader.wait(LIMIT_S)
     status = uploader.status
@@ -655,9 +684,9 @@ def test_the_newest_supersedes_what_waits(snapshots: dict[int, Path], remote: Re
 
 @pytest.mark.promise("`offer` returns at once and never raises.")
 def test_it_outlasts_outages_and_never_raises(snapshots: dict[int, Path], remote: Remote) -> None:
-    """The uploader outlasts an outage and tells a refusal, and goes on with the next snapshot."""
+    """The uploader outlasts an outage, reports a refusal, and continues with the next snapshot."""
     uploader = Uploader(remote.tier(HASTY))
-    outage = remote.proxy.impose(Outage())
+    outage = remote.proxy.impose(StoreOutage())
     uploader.offer(DirectorySource(snapshots[1]))
     wait_until(lambda: uploader.status.last_error, "the error of the outage")
     assert uploader.status.under_way == snapshots[1].name
@@ -665,7 +694,7 @@ def test_it_outlasts_outages_and_never_raises(snapshots: dict[int, Path], remote
     assert uploader.wait(LIMIT_S)
     assert uploader.status.last is not None
     assert uploader.status.last.name == snapshots[1].name
-    refusal = remote.proxy.impose(Reply(403))
+    refusal = remote.proxy.impose(ErrorReply(403))
     uploader.offer(DirectorySource(snapshots[2]))
     assert uploader.wait(LIMIT_S)
     assert "check the credentials" in uploader.status.last_error
@@ -681,12 +710,14 @@ def test_it_outlasts_outages_and_never_raises(snapshots: dict[int, Path], remote
 
 @pytest.mark.promise("`close` ends it within its limit, also in the middle of a request.")
 def test_it_ends_in_the_middle_of_a_request(snapshots: dict[int, Path], remote: Remote) -> None:
-    """The end of the uploader waits for no request, and gives back what is offered later."""
+    """The end of the uploader waits for no request, and gives back snapshots that are offered
+    later.
+    """
     released = threading.Event()
     uploader = Uploader(remote.tier(Traffic(request_timeout_s=600.0)))
     stall = remote.proxy.impose(Stall())
     uploader.offer(DirectorySource(snapshots[1]), released.set)
-    wait_until(lambda: remote.proxy.met(stall), "a request that is not answered")
+    wait_until(lambda: remote.proxy.affected_count(stall), "a request that is not answered")
     assert uploader.close(LIMIT_S), "it waited for the end of the request"
     assert released.is_set()
     uploader.offer(DirectorySource(snapshots[2]), released.clear)
@@ -700,7 +731,7 @@ from chaoskit.checkpoint import RemoteTier, Uploader
 
 root, snapshot = map(Path, sys.argv[1:])
 (root / snapshot.name).mkdir(parents=True)
-os.mkfifo(root / snapshot.name / "a.distcp")  # to open it is to wait for somebody who reads
+os.mkfifo(root / snapshot.name / "a.distcp")  # opening it blocks until it has a reader
 uploader = Uploader(RemoteTier(f"file://{root}"))
 uploader.offer(snapshot)
 while not (root / snapshot.name / "b.distcp").exists():  # the file after it
@@ -713,17 +744,17 @@ print(uploader.close(0.2), flush=True)
 def test_a_file_system_that_hangs_holds_up_no_exit(
     snapshots: dict[int, Path], tmp_path: Path
 ) -> None:
-    """A file system that hangs holds up no exit of the process."""
+    """A file system that hangs does not delay the exit of the process."""
     command = [sys.executable, "-c", HANGS, str(tmp_path / "dead"), str(snapshots[1])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True)
     assert done.stdout.strip() == "False", "it did not end in time, and said so"
 
 
-# -- taking away --------------------------------------------------------------------------------------------------
+# -- taking away -----------------------------------------------------------------------------------
 
 
 def test_what_is_kept(snapshots: dict[int, Path], remote: Remote) -> None:
-    """Old snapshots are removed from the store as the retention says."""
+    """Old snapshots are removed from the store by the retention rule."""
     uploader = Uploader(remote.tier(retention=Retention(keep_last=1)), RemoteTier.prune)
     for path in snapshots.values():
         uploader.offer(DirectorySource(path))
@@ -734,8 +765,8 @@ def test_what_is_kept(snapshots: dict[int, Path], remote: Remote) -> None:
 
 @pytest.mark.promise("Deleting goes the other way: manifest first.")
 def test_a_kill_while_one_is_deleted(filled: Remote, snapshots: dict[int, Path]) -> None:
-    """The manifest is removed first: what is left of a snapshot is not restored."""
-    number = filled.proxy.impose(Reply(403, methods=("DELETE",), spared=1))
+    """The manifest is removed first: the rest of a snapshot is not restored."""
+    number = filled.proxy.impose(ErrorReply(403, methods=("DELETE",), spared=1))
     with pytest.raises(RemoteRefused):
         filled.tier().remove(snapshots[3].name)
     filled.proxy.lift(number)

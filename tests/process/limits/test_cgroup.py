@@ -1,4 +1,4 @@
-"""Control groups: the kernel does what the limits say, and nothing of ours stays behind."""
+"""Tests of control groups: the kernel enforces the limits, and no group is left behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.waiting import wait_until
 from chaoskit.errors import HarnessError
 from chaoskit.process import linux
 from chaoskit.substrate.core.actions import CapProcessCpu, CapProcessMemory
-from chaoskit.substrate.limits.cgroup import Cgroup, Place, find_place, unavailable
+from chaoskit.substrate.limits.cgroup import Cgroup, CgroupPlace, find_place, unavailable
 from chaoskit.substrate.limits.holds import ProcessHolds
 from chaoskit.substrate.undo import Repair, RepairOutcome, UndoLog, describe, sweep
 from chaoskit.substrate.undo.entries import PREFIX, remove_cgroup
@@ -24,7 +24,7 @@ MIB = 2**20
 BURNING = "while True: pass"
 EATING = "import sys; sys.stdin.read(1); hoard = [bytearray(b'x') * 2**20 for _ in range(256)]"
 
-# A launcher: limits a process that somebody else has started, says where, and waits to be killed.
+# A launcher that limits a process of another parent, prints the place, and waits to be killed.
 LAUNCHER = """
 import sys
 from pathlib import Path
@@ -39,7 +39,7 @@ print(limit.path, undo.guard_pid, flush=True)
 sys.stdin.read()
 """
 
-# A launcher in the middle of a run whose rank 1, or its node, is held back for a very long time.
+# A launcher in the middle of a run in which rank 1, or its node, is held back for a very long time.
 RUNNING = """
 import sys
 from pathlib import Path
@@ -57,14 +57,14 @@ Harness(LocalSubstrate(), Path(sys.argv[3])).run(
 
 
 def needs(controller: str) -> pytest.MarkDecorator:
-    """Skips, and says why, where this machine has no such controller."""
+    """Return a marker that skips tests, with the reason, on a machine without the controller."""
     reason = unavailable(controller)
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
-    """Starts Python processes; ends them."""
+    """Provide a function that starts Python processes, which are ended with the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start_one(code: str) -> subprocess.Popen[bytes]:
@@ -78,15 +78,15 @@ def start() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
 
 
 def groups(process: subprocess.Popen[bytes]) -> str:
-    """The control groups of a process, as the kernel tells them."""
+    """Return the control groups of a process, as the kernel lists them."""
     return Path(f"/proc/{process.pid}/cgroup").read_text()
 
 
-def left(pid: int) -> list[Path]:
-    """Groups that the launcher ``pid`` has made and not removed."""
+def leftover_groups(pid: int) -> list[Path]:
+    """Return the groups that the launcher ``pid`` has made and not removed."""
     walk = os.walk(
         "/sys/fs/cgroup"
-    )  # groups of other tests go while it looks; unlike rglob, it passes over them
+    )  # unlike rglob, os.walk passes over groups of other tests that vanish meanwhile
     return [
         Path(parent, name)
         for parent, names, _ in walk
@@ -95,14 +95,16 @@ def left(pid: int) -> list[Path]:
     ]
 
 
-# -- limits -------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 @needs("cpu")
 def test_a_quota_throttles_and_is_lifted(
     start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog
 ) -> None:
-    """A process above its quota is throttled and counted, and runs freely when the quota is lifted."""
+    """A process above its quota is throttled and counted, and runs freely once the quota is
+    lifted.
+    """
     process = start(BURNING)
     home = groups(process)
     group = Cgroup("cpu", process.pid, linux.start_ticks(process.pid), undo)
@@ -147,7 +149,7 @@ def test_a_process_that_takes_too_much_is_killed(
 def test_a_group_of_cgroup_v2(
     start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog
 ) -> None:
-    """Made, entered, left and removed, whatever controllers the hierarchy has."""
+    """The group is made, entered, left and removed, whatever controllers the hierarchy has."""
     if "cgroup2" not in Path("/proc/self/mounts").read_text():
         pytest.skip("cgroup v2 is not mounted")
     process = start(BURNING)
@@ -162,34 +164,34 @@ def test_a_group_of_cgroup_v2(
 def test_a_group_that_the_kernel_refuses_is_not_left_behind(
     start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog
 ) -> None:
-    """A group whose limit the kernel refuses is removed."""
+    """A group is removed if the kernel refuses its limit."""
     process = start(BURNING)
     with pytest.raises(HarnessError, match=r"Invalid argument|out of range"):
         ProcessHolds(undo).apply(
             "node0", CapProcessCpu(process.pid, linux.start_ticks(process.pid), 1e12)
         )
-    assert left(os.getpid()) == []
+    assert leftover_groups(os.getpid()) == []
 
 
 def test_another_process_with_this_pid_is_left_alone(
     start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog
 ) -> None:
-    """A process that has got the pid of the one that was aimed at is put into no group."""
+    """A process that has got the pid of the intended one is put into no group."""
     process = start(BURNING)
     ticks = (linux.start_ticks(process.pid) or 0) + 1
     with pytest.raises(ProcessLookupError):
         ProcessHolds(undo).apply("node0", CapProcessCpu(process.pid, ticks, 0.5))
-    assert left(os.getpid()) == []
+    assert leftover_groups(os.getpid()) == []
 
 
-# -- undo ---------------------------------------------------------------------------------------------------------
+# -- undo ------------------------------------------------------------------------------------------
 
 
 @needs("cpu")
 def test_the_group_of_a_killed_launcher_is_removed(
     tmp_path: Path, start: Callable[[str], subprocess.Popen[bytes]]
 ) -> None:
-    """What is in it goes back to where it came from, and lives."""
+    """Processes of the group return to their earlier group, and live."""
     process = start(BURNING)
     home = groups(process)
     launcher = subprocess.Popen(
@@ -199,8 +201,8 @@ def test_the_group_of_a_killed_launcher_is_removed(
         text=True,
     )
     assert launcher.stdout is not None
-    said, guard = launcher.stdout.readline().split()
-    path = Path(said)
+    printed_path, guard = launcher.stdout.readline().split()
+    path = Path(printed_path)
     assert sweep(tmp_path) == [], "its launcher lives"
     assert path.name in groups(process)
     os.kill(int(guard), signal.SIGKILL)
@@ -246,19 +248,20 @@ def test_a_launcher_killed_in_the_middle_of_a_run_leaves_no_group(
     )
     try:
         wait_until(
-            lambda: left(launcher.pid) or launcher.poll() is not None, "the group of the fault"
+            lambda: leftover_groups(launcher.pid) or launcher.poll() is not None,
+            "the group of the fault",
         )
         assert launcher.poll() is None
         pids = linux.descendants(launcher.pid)
     finally:
         launcher.kill()
         launcher.wait()
-    wait_until(lambda: not left(launcher.pid), "the guard to remove the group")
+    wait_until(lambda: not leftover_groups(launcher.pid), "the guard to remove the group")
     wait_until(lambda: all(linux.is_ending(pid) for pid in pids), "the end of all processes")
 
 
 def test_a_group_that_was_never_made_needs_no_undo(tmp_path: Path) -> None:
-    """The launcher ended after it had written down what it was about to do."""
+    """The launcher ended after it had written its undo entry, and before it made the group."""
     code = (
         "import os, signal, sys; from pathlib import Path; from chaoskit.substrate.undo import CgroupEntry, UndoLog\n"
         "undo = UndoLog(Path(sys.argv[1]))\n"
@@ -273,7 +276,7 @@ def test_a_group_that_was_never_made_needs_no_undo(tmp_path: Path) -> None:
 
 @needs("cpu")
 def test_what_does_not_bear_our_name_is_never_removed(undo: UndoLog) -> None:
-    """Only groups with our prefix are ever removed."""
+    """Groups without chaoskit's prefix are never removed."""
     place = find_place(
         "cpu", Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
     )
@@ -287,7 +290,7 @@ def test_what_does_not_bear_our_name_is_never_removed(undo: UndoLog) -> None:
         foreign.rmdir()
 
 
-# -- where groups are ---------------------------------------------------------------------------------------------
+# -- where groups are ------------------------------------------------------------------------------
 
 V1 = "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\ncgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n"
 V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n"
@@ -303,56 +306,69 @@ HYBRID = V1 + "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
             "cpu",
             V1,
             "3:cpu,cpuacct:/\n2:memory:/box/7\n",
-            Place(1, *[Path("/sys/fs/cgroup/cpu,cpuacct")] * 2),
+            CgroupPlace(1, *[Path("/sys/fs/cgroup/cpu,cpuacct")] * 2),
         ),
         (
             "memory",
             HYBRID,
             "3:cpu,cpuacct:/\n2:memory:/box/7\n0::/x\n",
-            Place(1, Path("/sys/fs/cgroup/memory/box/7"), Path("/sys/fs/cgroup/memory/box")),
+            CgroupPlace(1, Path("/sys/fs/cgroup/memory/box/7"), Path("/sys/fs/cgroup/memory/box")),
         ),
         (
             "cpu",
             V2,
             "0::/user.slice/session-1.scope\n",
-            Place(
+            CgroupPlace(
                 2,
                 Path("/sys/fs/cgroup/user.slice/session-1.scope"),
                 Path("/sys/fs/cgroup/user.slice"),
             ),
         ),
-        ("cpu", V2, "0::/\n", Place(2, Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup"))),
+        ("cpu", V2, "0::/\n", CgroupPlace(2, Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup"))),
         (
             "pids",
             HYBRID,
             "0::/x\n",
-            Place(2, Path("/sys/fs/cgroup/unified/x"), Path("/sys/fs/cgroup/unified")),
+            CgroupPlace(2, Path("/sys/fs/cgroup/unified/x"), Path("/sys/fs/cgroup/unified")),
         ),
         ("pids", V1, "3:cpu,cpuacct:/\n", None),
         (
             "io",
             BLKIO,
             "7:blkio:/box\n",
-            Place(1, Path("/sys/fs/cgroup/blkio/box"), Path("/sys/fs/cgroup/blkio")),
+            CgroupPlace(1, Path("/sys/fs/cgroup/blkio/box"), Path("/sys/fs/cgroup/blkio")),
         ),
-        ("freezer", FREEZER, "6:freezer:/\n", Place(1, *[Path("/sys/fs/cgroup/freezer")] * 2)),
-        ("freezer", FREEZER + V2, "6:freezer:/\n0::/\n", Place(2, *[Path("/sys/fs/cgroup")] * 2)),
+        (
+            "freezer",
+            FREEZER,
+            "6:freezer:/\n",
+            CgroupPlace(1, *[Path("/sys/fs/cgroup/freezer")] * 2),
+        ),
+        (
+            "freezer",
+            FREEZER + V2,
+            "6:freezer:/\n0::/\n",
+            CgroupPlace(2, *[Path("/sys/fs/cgroup")] * 2),
+        ),
         ("cpu", "proc /proc proc rw 0 0\n", "", None),
     ],
 )
 def test_the_place_of_a_process(
-    controller: str, mounts: str, groups: str, place: Place | None
+    controller: str, mounts: str, groups: str, place: CgroupPlace | None
 ) -> None:
-    """Our groups lie beside that of the process; cgroup v1 comes first where a controller is in both.
+    """Groups are made beside that of the process; cgroup v1 is preferred if a controller is in both
+    versions.
 
-    But for the freezer: what version 2 has frozen can still be killed.
+    The freezer is an exception: processes that version 2 has frozen can still be killed.
     """
     assert find_place(controller, mounts, groups) == place
 
 
 def test_a_machine_without_control_groups_says_so(tmp_path: Path) -> None:
-    """In a mount namespace of its own, with no hierarchy left: a plan with two forms can be made, and is refused before
-    anything starts."""
+    """The test runs in a mount namespace without any hierarchy.
+
+    A plan with two forms can be made, and is refused before anything starts.
+    """
     code = (
         "import sys\n"
         "from faults import OutOfMemory, Straggle\n"

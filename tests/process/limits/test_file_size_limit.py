@@ -1,4 +1,6 @@
-"""A limit of the size of files (``ulimit -f``): refused before a run where it is small, else named by each error."""
+"""Tests of a limit on file sizes (``ulimit -f``): a small one is refused before a run, others are
+named by errors.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ except BadInput as error:
 
 
 def errors(code: str, directory: Path) -> str:
-    """Return what a process with the limit says on stderr."""
+    """Return the standard error of a process with the limit."""
     command = [sys.executable, "-B", "-c", LIMITED + code, str(directory)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     return ended.stderr
@@ -60,16 +62,14 @@ def errors(code: str, directory: Path) -> str:
 
 @pytest.mark.parametrize("code", [JOURNAL, JOB, REASON], ids=["journal", "job", "memory"])
 def test_an_error_of_a_file_that_is_too_large_names_the_limit(code: str, tmp_path: Path) -> None:
-    told = errors(code, tmp_path)
-    assert NAMED in told
-    assert "File too large" in told
+    printed = errors(code, tmp_path)
+    assert NAMED in printed
+    assert "File too large" in printed
 
 
 def test_a_small_limit_is_refused_before_a_run(tmp_path: Path) -> None:
     (line,) = errors(HARNESS, tmp_path / "runs").splitlines()
-    assert line.startswith(
-        "ulimit -f='4096 bytes': raise the limit of the size of files, `ulimit -f unlimited`"
-    )
+    assert line.startswith("ulimit -f='4096 bytes': allow larger files (`ulimit -f unlimited`)")
     assert not (tmp_path / "runs").exists()
 
 

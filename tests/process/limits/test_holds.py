@@ -1,4 +1,6 @@
-"""Whole nodes that are frozen or limited: every process of theirs, also those that they start, and nothing stays."""
+"""Tests of whole nodes that are frozen or limited, with all processes that they start; no group is
+left.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from chaoskit.substrate.undo.entries import PREFIX
 
 MIB = 2**20
 
-# A node: forks a child at every line that it reads, says its pid, and counts what it could not fork.
+# A node: forks a child at every line that it reads, prints its pid, and counts failed forks.
 NODE = """
 import os, sys, time
 for line in sys.stdin:
@@ -57,7 +59,7 @@ for line in sys.stdin:
         print("written", flush=True)
 """
 
-# A launcher that freezes a node which somebody else has started, says where, and waits to be killed.
+# A launcher that freezes a node of another parent, prints the place, and waits to be killed.
 LAUNCHER = """
 import sys
 from pathlib import Path
@@ -69,7 +71,7 @@ from chaoskit.substrate.undo import UndoLog
 
 pid = int(sys.argv[2])
 node = [Process(pid, start_ticks(pid), "node")]
-holds = Holds(UndoLog(Path(sys.argv[1])), lambda name: node, Path(sys.argv[1]), prefer=int(sys.argv[3]))
+holds = Holds(UndoLog(Path(sys.argv[1])), lambda name: node, Path(sys.argv[1]), preferred_version=int(sys.argv[3]))
 hold = holds.apply("node0", Freeze())
 while not hold.shown(): pass
 print(hold.path, flush=True)
@@ -78,13 +80,13 @@ sys.stdin.read()
 
 
 def needs(controller: str) -> pytest.MarkDecorator:
-    """Skips, and says why, where this machine has no such controller."""
+    """Return a marker that skips tests, with the reason, on a machine without the controller."""
     reason = unavailable(controller)
     return pytest.mark.skipif(bool(reason), reason=reason)
 
 
 class Node:
-    """A process tree that does what it is told."""
+    """A process tree that carries out commands."""
 
     def __init__(self, directory: Path) -> None:
         command = [sys.executable, "-c", NODE, str(directory / "file")]
@@ -113,8 +115,8 @@ class Node:
         ]
 
     def end(self) -> None:
-        for one in self.processes():
-            linux.kill_if_same(one.pid, one.ticks, signal.SIGKILL)
+        for process in self.processes():
+            linux.kill_if_same(process.pid, process.ticks, signal.SIGKILL)
         self.process.communicate()
 
 
@@ -134,7 +136,7 @@ def holds(tmp_path: Path, node: Node, undo: UndoLog) -> Iterator[Holds]:
 
 
 def groups_of_this_process() -> list[Path]:
-    """Groups that this process has made and not removed."""
+    """Return the groups that this process has made and not removed."""
     return list(Path("/sys/fs/cgroup").rglob(f"{PREFIX}{os.getpid()}-*"))
 
 
@@ -142,7 +144,7 @@ def group_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cgroup").read_text()
 
 
-# -- the freezer --------------------------------------------------------------------------------------------------
+# -- the freezer -----------------------------------------------------------------------------------
 
 
 @needs("freezer")
@@ -150,16 +152,18 @@ def group_of(pid: int) -> str:
 def test_a_node_stands_still_and_goes_on(
     tmp_path: Path, node: Node, undo: UndoLog, version: int
 ) -> None:
-    """Under either version of cgroup every process of a frozen node stands still, and goes on where it was."""
+    """Every process of a frozen node stops, and continues where it was, with either version of
+    cgroup.
+    """
     if cgroup.version("freezer", version) != version:
         pytest.skip(f"the freezer is not in cgroup v{version}")
-    holds = Holds(undo, node.processes, tmp_path, prefer=version)
+    holds = Holds(undo, node.processes, tmp_path, preferred_version=version)
     child = int(node.ask("fork"))
     home = group_of(child)
     frozen = holds.apply("node0", Freeze())
     wait_until(frozen.shown, "the kernel to freeze the node")
     switches = linux.switches(child, child)
-    node.send("fork")  # it is not even heard
+    node.send("fork")  # the frozen node does not even read it
     assert not select.select([node.process.stdout], [], [], 0.2)[0]
     assert linux.switches(child, child) == switches
     assert frozen.lift()
@@ -183,7 +187,9 @@ def test_what_a_node_starts_is_in_its_group(node: Node, holds: Holds) -> None:
 def test_the_guard_thaws_what_a_killed_launcher_froze(
     tmp_path: Path, node: Node, version: int
 ) -> None:
-    """Its launcher was killed while the node stood still: it goes on, in the group from which it came."""
+    """The launcher was killed while the node was frozen: the node continues, in the group from
+    which it came.
+    """
     home = group_of(node.pid)
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(tmp_path), str(node.pid), str(version)],
@@ -207,12 +213,12 @@ def test_the_guard_thaws_what_a_killed_launcher_froze(
     assert group_of(node.pid) == home
 
 
-# -- limits -------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 @needs("cpu")
 def test_a_limit_that_is_refused_leaves_the_others(node: Node, holds: Holds) -> None:
-    """Limits of one controller share a group: it stays as long as one of them holds the node."""
+    """Limits of one controller share a group, which stays as long as one of them holds the node."""
     home = group_of(node.pid)
     with pytest.raises(HarnessError, match="refused"):
         holds.apply("node0", CapCpu(1e12))
@@ -227,7 +233,9 @@ def test_a_limit_that_is_refused_leaves_the_others(node: Node, holds: Holds) -> 
 
 @needs("cpu")
 def test_two_processes_share_one_quota(node: Node, holds: Holds) -> None:
-    """A quota of CPU holds all processes of a node together, and its count stays known after it is lifted."""
+    """A quota of CPU holds all processes of a node together, and its count stays known after it is
+    lifted.
+    """
     limit = holds.apply("node0", CapCpu(0.2))
     node.ask("burn")
     node.ask("burn")
@@ -253,7 +261,7 @@ def test_a_process_of_the_node_is_killed_for_its_memory(node: Node, holds: Holds
 @pytest.mark.promise("the kernel counts processes and threads that it refused")
 @needs("pids")
 def test_a_node_may_start_no_more(node: Node, holds: Holds) -> None:
-    """A node may start as many processes as are allowed; what the kernel refuses is counted."""
+    """A node may start as many processes as are allowed; refusals of the kernel are counted."""
     node.ask("fork")
     limit = holds.apply("node0", CapPids(1))
     assert node.ask("fork").isdecimal()
@@ -272,7 +280,7 @@ def test_a_node_may_start_no_more(node: Node, holds: Holds) -> None:
 def test_writes_of_a_node_are_held_back(tmp_path: Path, node: Node, holds: Holds) -> None:
     """Writes of a node pass at the rate of the limit, and are counted as held back."""
     if device_of(tmp_path) is None:
-        with pytest.raises(HarnessError, match="lies on no disk"):
+        with pytest.raises(HarnessError, match="is on no disk"):
             holds.apply("node0", CapWrites(1e6))
         pytest.skip("temporary files lie on no disk")
     limit = holds.apply("node0", CapWrites(2 * MIB))
@@ -288,7 +296,7 @@ def test_writes_of_a_node_are_held_back(tmp_path: Path, node: Node, holds: Holds
 @needs("pids")
 @needs("cpu")
 def test_two_limits_of_one_node_are_lifted_one_by_one(node: Node, holds: Holds) -> None:
-    """Under version 2 one group bears both."""
+    """Both limits are in one group with version 2."""
     burning, full = holds.apply("node0", CapCpu(0.5)), holds.apply("node0", CapPids(0))
     assert burning.lift()
     assert node.ask("fork") == "refused"
@@ -310,28 +318,28 @@ def test_a_node_that_is_gone_is_not_held(tmp_path: Path, undo: UndoLog) -> None:
         Holds(undo, lambda name: [], tmp_path).apply("node0", Freeze())
 
 
-# -- counting writes ----------------------------------------------------------------------------------------------
+# -- counting writes -------------------------------------------------------------------------------
 
 
 def test_a_limit_that_is_used_up_counts_by_windows() -> None:
-    """Windows in which the whole limit was used are counted, idle time is not."""
-    seen = Saturation(1000.0, 5000, 10.0)
-    seen.note(5000, 11.0)  # idle
-    seen.note(5240, 11.01)  # the first window
-    assert seen.windows == 0  # too early to say
-    seen.note(5250, 11.25)
-    assert seen.windows == 1
-    seen.note(5250, 14.0)  # idle again
-    seen.note(5260, 14.1)
-    seen.note(5350, 14.3)  # a third of what may pass
-    assert seen.windows == 1
-    seen.note(5360, 14.4)
-    seen.note(5700, 14.6)
-    assert seen.windows == 2
+    """Windows in which the whole limit was used are counted; idle time is not."""
+    saturation = Saturation(1000.0, 5000, 10.0)
+    saturation.note(5000, 11.0)  # idle
+    saturation.note(5240, 11.01)  # the first window
+    assert saturation.windows == 0  # too early to say
+    saturation.note(5250, 11.25)
+    assert saturation.windows == 1
+    saturation.note(5250, 14.0)  # idle again
+    saturation.note(5260, 14.1)
+    saturation.note(5350, 14.3)  # a third of what may pass
+    assert saturation.windows == 1
+    saturation.note(5360, 14.4)
+    saturation.note(5700, 14.6)
+    assert saturation.windows == 2
 
 
 def test_a_file_system_without_a_disk_has_no_device() -> None:
-    """A file system without a disk has no device whose writes could be limited."""
+    """A file system without a disk has no block device, so its writes cannot be limited."""
     assert device_of(Path("/proc")) is None
     device = device_of(Path("/"))
     assert device is None or Path(f"/sys/dev/block/{device}").exists()

@@ -1,4 +1,5 @@
-"""Limits by control groups of version 2 do what those of version 1 do; see test_cgroup.py.
+"""Tests that limits by control groups of version 2 have the effects of version 1; see
+test_cgroup.py.
 
 Many machines have their controllers in version 1, so that this is tried in a user-mode Linux.
 """
@@ -23,20 +24,20 @@ def test_every_limit_bites_and_is_lifted(tmp_path: Path) -> None:
     with disk.open("wb") as file:
         file.truncate(8 * MIB)
     program = user_mode_linux.HERE / "limits.py"
-    found = user_mode_linux.run(program, tmp_path, f"ubd0={disk}", f"CK_DISK={DEVICE}")
-    assert set(found) == set(CONTROLLERS)
+    results = user_mode_linux.run(program, tmp_path, f"ubd0={disk}", f"CK_DISK={DEVICE}")
+    assert set(results) == set(CONTROLLERS)
     for controller in CONTROLLERS:
-        told = found[controller]
-        assert (told.pop("version"), told.pop("possible"), told.pop("removed")) == (
+        result = results[controller]
+        assert (result.pop("version"), result.pop("possible"), result.pop("removed")) == (
             2,
             True,
             True,
         ), controller
-    assert found["cpu"] == {"throttled": True, "lives": True}
-    assert found["memory"] == {"status": -signal.SIGKILL, "kills": 1}
-    assert found["pids"]["status"] == 7
-    assert found["pids"]["refused"] >= 1
-    assert found["freezer"] == {"frozen": True, "thawed": True, "lives": True}
-    written = found["io"]
+    assert results["cpu"] == {"throttled": True, "lives": True}
+    assert results["memory"] == {"status": -signal.SIGKILL, "kills": 1}
+    assert results["pids"]["status"] == 7
+    assert results["pids"]["refused"] >= 1
+    assert results["freezer"] == {"frozen": True, "thawed": True, "lives": True}
+    written = results["io"]
     assert (written["status"], written["written"]) == (0, WRITTEN_MIB * MIB)
     assert written["seconds"] > 0.6 * WRITTEN_MIB, "one MiB a second"

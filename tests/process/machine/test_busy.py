@@ -1,4 +1,6 @@
-"""The load of the storm lane: it is there while the command runs, and gone afterwards, whatever ends it."""
+"""Tests of the load of the storm lane: it runs while the command runs, and is gone afterwards,
+however that ends.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,18 @@ COUNT = busy.SPINNERS_A_PROCESSOR * (os.cpu_count() or 1) + 1
 
 
 def used_s(pid: int) -> float:
-    """CPU time of a process."""
+    """Return the CPU time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def working(pid: int) -> list[int]:
-    """The processes of the load below a process."""
-    return [one for one in descendants(pid) if "--work" in Path(f"/proc/{one}/cmdline").read_text()]
+    """Return the pids of the load's processes below ``pid``."""
+    return [
+        child
+        for child in descendants(pid)
+        if "--work" in Path(f"/proc/{child}/cmdline").read_text()
+    ]
 
 
 def test_each_process_of_the_load_works() -> None:
@@ -57,13 +63,13 @@ def test_the_load_ends_when_its_parent_is_killed() -> None:
             lambda: len(pids := working(process.pid)) == COUNT and pids,
             "all processes of the load have begun",
         )
-        found = descendants(process.pid)
+        all_pids = descendants(process.pid)
         wait_until(lambda: all(used_s(pid) > 0.05 for pid in spinning[:-1]), "the load has begun")
         process.kill()
         wait_until(
             lambda: not any(Path(f"/proc/{pid}").exists() for pid in spinning),
             "the end of the load",
         )
-        left = [pid for pid in found if pid not in spinning]
-        for pid in left:  # the command is not ours to end: its own lane does
+        left = [pid for pid in all_pids if pid not in spinning]
+        for pid in left:  # the load does not end the command: the lane itself does
             os.kill(pid, 9)

@@ -1,4 +1,6 @@
-"""Journals: what was written is there after any death of its writer, in one order, and a torn line does no harm."""
+"""Tests of journals: every record survives any death of its writer, in one order, and a torn line
+does no harm.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from chaoskit.vocabulary import Event
 
 WAIT_S = 60.0
 
-# Writes records, each numbered and filled up to another length, and says on standard output which are written.
+# Writes records, each numbered and padded to another length, and prints the numbers of the written ones.
 WRITER = """
 import os, sys
 from pathlib import Path
@@ -48,7 +50,7 @@ for number in range(count):
     os.write(1, b"%d\\n" % number)
 """
 
-# Writes one record for each line that it is sent.
+# Writes one record for each line on its standard input.
 ON_DEMAND = """
 import os, sys
 from pathlib import Path
@@ -72,7 +74,9 @@ def start(
 
 
 def reported(writer: subprocess.Popen[bytes], at_least: int) -> int:
-    """Wait until the writer has reported that many records."""
+    """Wait until the writer has reported ``at_least`` records; return the number of the last
+    one.
+    """
     assert writer.stdout is not None
     for line in writer.stdout:
         if int(line) >= at_least:
@@ -80,18 +84,20 @@ def reported(writer: subprocess.Popen[bytes], at_least: int) -> int:
     raise AssertionError("a writer ended early")
 
 
-def last_reported(writer: subprocess.Popen[bytes], known: int) -> int:
-    """The last record that a writer, now dead, has reported."""
+def last_reported(writer: subprocess.Popen[bytes], fallback: int) -> int:
+    """Return the last record that a writer, now dead, has reported; ``fallback`` if no report is
+    left to read.
+    """
     assert writer.stdout is not None
     numbers = [
         int(line) for line in writer.stdout.read().splitlines(keepends=True) if line.endswith(b"\n")
     ]
-    return numbers[-1] if numbers else known
+    return numbers[-1] if numbers else fallback
 
 
 @pytest.fixture
 def writers() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes to be ended with the test."""
+    """Provide a list of processes that are ended with the test."""
     with ExitStack() as stack:
         started: list[subprocess.Popen[bytes]] = []
         yield started
@@ -104,30 +110,32 @@ def writers() -> Iterator[list[subprocess.Popen[bytes]]]:
 def test_a_kill_loses_nothing_that_was_reported(
     tmp_path: Path, writers: list[subprocess.Popen[bytes]], longest: int
 ) -> None:
-    """Processes killed while they write leave every reported record, whole, and no hole or torn line between them."""
+    """Processes killed while they write leave every reported record, whole, and no hole or torn
+    line between them.
+    """
     writers += [start(tmp_path, f"worker{number}", longest) for number in range(4)]
-    known = [reported(writer, 40 + 15 * number) for number, writer in enumerate(writers)]
+    counts = [reported(writer, 40 + 15 * number) for number, writer in enumerate(writers)]
     for writer in writers:
         writer.send_signal(signal.SIGKILL)
     assert [writer.wait(WAIT_S) for writer in writers] == [-signal.SIGKILL] * 4
     records = read_journals(tmp_path)
     for number, writer in enumerate(writers):
-        mine = [record for record in records if record.source == f"worker{number}"]
-        assert [record["number"] for record in mine] == list(range(len(mine)))
-        assert len(mine) > last_reported(writer, known[number])
-        assert {record["writer"] for record in mine} == {writer.pid}
+        own_records = [record for record in records if record.source == f"worker{number}"]
+        assert [record["number"] for record in own_records] == list(range(len(own_records)))
+        assert len(own_records) > last_reported(writer, counts[number])
+        assert {record["writer"] for record in own_records} == {writer.pid}
         *lines, rest = (tmp_path / f"worker{number}.jsonl").read_bytes().split(b"\n")
         assert [json.loads(line)["number"] for line in lines] == list(range(len(lines))), (
             "torn, and not at the end"
         )
-        assert len(lines) == len(mine)
+        assert len(lines) == len(own_records)
         assert not rest or rest.startswith(b"{")
 
 
 def test_records_of_all_processes_are_in_the_order_of_time(
     tmp_path: Path, writers: list[subprocess.Popen[bytes]]
 ) -> None:
-    """Journals that grew side by side are read as one sequence: what happened first comes first."""
+    """Journals that grew side by side are read as one sequence, in the order of time."""
     command = [sys.executable, "-c", ON_DEMAND, str(tmp_path)]
     writers += [
         subprocess.Popen(
@@ -152,7 +160,9 @@ def test_records_of_all_processes_are_in_the_order_of_time(
 def test_two_processes_can_append_to_one_journal(
     tmp_path: Path, writers: list[subprocess.Popen[bytes]]
 ) -> None:
-    """A record is one write at the end of the file: two processes do not tear each other's lines."""
+    """A record is one write at the end of the file: two processes do not tear each other's
+    lines.
+    """
     writers += [start(tmp_path, "shared", 9000, 300) for _ in range(2)]
     for writer in writers:
         assert writer.communicate(timeout=WAIT_S)[0].count(b"\n") == 300
@@ -161,14 +171,16 @@ def test_two_processes_can_append_to_one_journal(
         assert [record["number"] for record in records if record["writer"] == writer.pid] == list(
             range(300)
         )
-    # a writer that begins while another one writes may see no end of a line, and begin one of its own
+    # a writer that begins while another one writes may see an unfinished line, and begin one of its own
     assert (
         len([line for line in (tmp_path / "shared.jsonl").read_bytes().splitlines() if line]) == 600
     )
 
 
 def test_a_record_that_comes_too_late_goes_to_no_other_file(tmp_path: Path) -> None:
-    """A thread may write after its journal was closed, when another file has got that descriptor."""
+    """A thread may write after its journal was closed, when another file has got that
+    descriptor.
+    """
     journal = Journal(tmp_path, "worker")
     before = set(os.listdir("/proc/self/fd"))
     journal.close()
@@ -182,7 +194,9 @@ def test_a_record_that_comes_too_late_goes_to_no_other_file(tmp_path: Path) -> N
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
-    """Wherever the last line of a file was cut off, all records before it are read, and it is counted."""
+    """Wherever the last line of a file was cut off, all records before it are read, and the torn
+    line is counted.
+    """
     journal = Journal(tmp_path, "worker")
     journal.write(Event.READY, worker="a")
     journal.write(Event.FAILED, error="Überraschung \u2028 \U0001f525", step=3)
@@ -223,14 +237,18 @@ values = st.recursive(
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, fields: dict[str, object]
 ) -> None:
-    """Any plain values come back as they were, line breaks and odd characters included, without closing the file."""
+    """Any plain values are read back unchanged, even line breaks and odd characters, without
+    closing the file.
+    """
     directory = tmp_path_factory.mktemp("journal")
     journal = Journal(directory, "worker")
     journal.write(Event.LEVER, **fields)  # type: ignore[arg-type]
     journal.write(Event.READY)
     first, second = read_journals(directory)
     assert (first.event, first.source, first.fields) == ("lever", "worker", fields)
-    assert all(first[name] == value and first.get(name) == value for name, value in fields.items())
+    assert all(
+        first[name] == content and first.get(name) == content for name, content in fields.items()
+    )
     assert first.get("not there", 5) == 5
     with pytest.raises(KeyError):
         first["not there"]
@@ -239,7 +257,7 @@ def test_what_is_written_is_read(
 
 
 def test_a_record_can_carry_the_time_of_what_it_reports(tmp_path: Path) -> None:
-    """A time that is given puts the record in its place among those of others."""
+    """A given time puts the record in its place among those of other processes."""
     journal, other = Journal(tmp_path, "agent"), Journal(tmp_path, "worker")
     seen_ns = time.monotonic_ns()
     other.write(Event.COMMIT, step=0)
@@ -252,7 +270,7 @@ def test_a_record_can_carry_the_time_of_what_it_reports(tmp_path: Path) -> None:
 
 
 def test_a_journal_is_continued_not_replaced(tmp_path: Path) -> None:
-    """Opening a journal again keeps what is in it; the directory is made when it is missing."""
+    """Opening a journal again keeps its records; a missing directory is created."""
     directory = tmp_path / "deep" / "down"
     for step in range(3):
         journal = Journal(directory, "worker")
@@ -280,7 +298,9 @@ def test_a_journal_tells_whether_it_has_a_record(tmp_path: Path) -> None:
 
 
 def test_a_tail_holds_the_newest_records(tmp_path: Path) -> None:
-    """Of a long journal the tail gives an unbroken run of the last records; a short one is read whole."""
+    """The tail of a long journal is an unbroken run of its last records; a short journal is read
+    whole.
+    """
     journal, short = Journal(tmp_path, "long"), Journal(tmp_path, "short")
     for step in range(1500):
         journal.write(Event.COMMIT, step=step, filling="x" * (step % 1000))
@@ -292,11 +312,11 @@ def test_a_tail_holds_the_newest_records(tmp_path: Path) -> None:
     assert [record.event for record in tail if record.source == "short"] == ["ready"]
 
 
-# -- what is damaged, missing, or there twice --------------------------------------------------------------------
+# -- what is damaged, missing, or there twice ------------------------------------------------------
 
 
 def written(directory: Path, count: int) -> Path:
-    """A journal of so many commits."""
+    """Write a journal of ``count`` commits, and return its path."""
     with closing(Journal(directory, "worker")) as journal:
         for step in range(count):
             journal.write(Event.COMMIT, step=step, worker="Wörker")
@@ -328,7 +348,9 @@ NO_RECORDS = {
 def test_a_line_that_is_no_record_is_counted_and_stops_no_reader(
     tmp_path: Path, what: str, place: int
 ) -> None:
-    """At the begin, in the middle and at the end of a file; each of the readers goes on with the next line."""
+    """A bad line may be at the begin, in the middle or at the end; each reader continues with the
+    next line.
+    """
     path = written(tmp_path, 4)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:place], NO_RECORDS[what] + b"\n", *lines[place:]]))
@@ -340,12 +362,12 @@ def test_a_line_that_is_no_record_is_counted_and_stops_no_reader(
         == JournalTail(tmp_path).poll()
         == records
     )
-    found = coverage(tmp_path)
-    assert (found.records, found.bad_lines, found.missing, found.torn) == (4, 1, 0, False)
+    covered = coverage(tmp_path)
+    assert (covered.records, covered.bad_lines, covered.missing, covered.torn) == (4, 1, 0, False)
 
 
 def test_no_bit_of_a_journal_changes_unnoticed(tmp_path: Path) -> None:
-    """Wherever a bit is wrong, a line is counted as bad, and no record is read that was not written."""
+    """Any wrong bit makes a line count as bad, and no record is read that was not written."""
     path = written(tmp_path, 3)
     whole, records = path.read_bytes(), read_journals(tmp_path)
     for place in range(len(whole)):
@@ -361,12 +383,14 @@ def test_a_line_that_comes_again_is_read_once(tmp_path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines, lines[1], lines[1], lines[3]]))
     assert [record["step"] for record in read_journals(tmp_path)] == [0, 1, 2, 3]
-    found = coverage(tmp_path)
-    assert (found.records, found.repeated, found.missing, found.bad_lines) == (4, 3, 0, 0)
+    covered = coverage(tmp_path)
+    assert (covered.records, covered.repeated, covered.missing, covered.bad_lines) == (4, 3, 0, 0)
 
 
 def test_a_line_that_is_there_twice_is_in_its_place(tmp_path: Path) -> None:
-    """Whichever of both comes first: records of one moment are in the order in which they were written."""
+    """Whichever copy comes first, records of one moment are in the order in which they were
+    written.
+    """
     journal = Journal(tmp_path, "one")
     for step in range(1, 5):
         journal.write(Event.COMMIT, step=step, t_ns=81)
@@ -374,22 +398,24 @@ def test_a_line_that_is_there_twice_is_in_its_place(tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], lines[3], *lines[2:]]))
-    commits = [one["step"] for one in read_journals(tmp_path) if one.event == Event.COMMIT]
+    commits = [record["step"] for record in read_journals(tmp_path) if record.event == Event.COMMIT]
     assert commits == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("gone", [[0], [1, 2], [0, 4], [1, 3]])
 def test_records_that_are_missing_are_counted(tmp_path: Path, gone: list[int]) -> None:
-    """Whichever are; but not the last ones, of which the record ``closed`` tells."""
+    """Any missing records are counted, except for the last ones, which the record ``closed`` would
+    show.
+    """
     path = written(tmp_path, 6)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(line for number, line in enumerate(lines) if number not in gone))
-    found = coverage(tmp_path)
-    assert (found.records, found.missing, found.bad_lines) == (6 - len(gone), len(gone), 0)
+    covered = coverage(tmp_path)
+    assert (covered.records, covered.missing, covered.bad_lines) == (6 - len(gone), len(gone), 0)
 
 
 def test_each_writer_of_a_file_has_a_sequence_of_its_own(tmp_path: Path) -> None:
-    """An agent and its keeper write into one file, and so do coordinators one after the other."""
+    """An agent and its keeper write into one file, and so do successive coordinators."""
     first, second = (
         Journal(tmp_path, "worker", role=role, node="node0") for role in ("agent", "keeper")
     )
@@ -409,7 +435,7 @@ def test_each_writer_of_a_file_has_a_sequence_of_its_own(tmp_path: Path) -> None
     second.close()
 
 
-# -- a disk without room ------------------------------------------------------------------------------------------
+# -- a disk without room ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -419,14 +445,16 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 def lines(disk: SmallDisk) -> list[bytes]:
-    """Lines of the journal that hold something."""
+    """Return the lines of the journal that are not empty."""
     return [line for line in (disk.root / "worker.jsonl").read_bytes().split(b"\n") if line.strip()]
 
 
 def test_records_without_room_are_written_in_their_order_when_there_is_some(
     disk: SmallDisk,
 ) -> None:
-    """While the disk is full, records wait in memory; then all of them are written, and how many were late."""
+    """Records wait in memory while the disk is full; then all of them are written, and a record
+    counts the late ones.
+    """
     with closing(Journal(disk.root, "worker")) as journal:
         journal.write(Event.READY)
         disk.fill()
@@ -435,22 +463,24 @@ def test_records_without_room_are_written_in_their_order_when_there_is_some(
         disk.free()
         wait_until(lambda: read_journals(disk.root)[-1].event == Event.RECORDS_LATE, "the records")
         journal.write(Event.FINISHED)
-    found = read_journals(disk.root)
-    assert [record.event for record in found] == [
+    records = read_journals(disk.root)
+    assert [record.event for record in records] == [
         "ready",
         *["commit"] * 200,
         "records_late",
         "finished",
     ]
-    assert [record["step"] for record in found[1:201]] == list(range(200))
-    late = found[201]
+    assert [record["step"] for record in records[1:201]] == list(range(200))
+    late = records[201]
     assert 0 < late["records"] <= 200  # the first may have found room in the last page
     assert late["full_s"] > 0
-    assert len(lines(disk)) == len(found)
+    assert len(lines(disk)) == len(records)
 
 
 def test_a_record_that_was_written_in_part_is_written_whole(disk: SmallDisk) -> None:
-    """A disk that fills up takes the begin of a record: no other is glued to that, of this or another process."""
+    """A full disk may take only the begin of a record: no other record of any process is appended
+    to that part.
+    """
     with (
         closing(Journal(disk.root, "worker")) as journal,
         closing(Journal(disk.root, "worker")) as other,
@@ -463,13 +493,13 @@ def test_a_record_that_was_written_in_part_is_written_whole(disk: SmallDisk) -> 
         disk.free()
         wait_until(lambda: len(read_journals(disk.root)) >= 5, "the records")
         other.write(Event.COMMIT, step=4)
-    found = {
+    commits = {
         record["step"]: record
         for record in read_journals(disk.root)
         if record.event == Event.COMMIT
     }
-    assert set(found) == {1, 2, 3, 4}
-    assert found[1]["filling"] == "y" * 9000
+    assert set(commits) == {1, 2, 3, 4}
+    assert commits[1]["filling"] == "y" * 9000
     assert len(lines(disk)) == len(read_journals(disk.root)), "every line is a record"
 
 
@@ -480,7 +510,9 @@ def write_for_ever(journal: Journal) -> NoReturn:
 
 
 def test_a_disk_that_stays_full_is_an_error_that_names_it(disk: SmallDisk) -> None:
-    """After a while, or where too much waits in memory; never without a word."""
+    """The error comes after a while, or once too much waits in memory; no record is lost
+    silently.
+    """
     with closing(Journal(disk.root, "slow", late_s=0.2)) as journal:
         disk.fill()
         with pytest.raises(
@@ -517,17 +549,17 @@ journal.write(Event.COMMIT, step=2)
 def test_a_record_that_a_limit_cuts_short_is_an_error_and_takes_no_other_with_it(
     tmp_path: Path,
 ) -> None:
-    """Nothing of it is left in the way of the next one, and its number is missing."""
+    """The begin of the record is removed before the next one, and its number counts as missing."""
     command = [sys.executable, "-c", LIMITED_FOR_A_WHILE, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.startswith("File too large; files may have")
     assert [record["step"] for record in read_journals(tmp_path)] == [0, 2]
-    found = coverage(tmp_path)
-    assert (found.records, found.bad_lines, found.missing, found.repeated) == (2, 0, 1, 0)
+    covered = coverage(tmp_path)
+    assert (covered.records, covered.bad_lines, covered.missing, covered.repeated) == (2, 0, 1, 0)
 
 
 def test_other_errors_are_raised_at_once(tmp_path: Path) -> None:
-    """A file that may not grow is not a disk that will have room again."""
+    """A file that may not grow is an error at once, unlike a disk that may have room again."""
     code = (
         "import resource, sys; from pathlib import Path;"
         "from chaoskit.journal import Journal; from chaoskit.vocabulary import Event;"
@@ -541,7 +573,7 @@ def test_other_errors_are_raised_at_once(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_ends_in_a_torn_line_is_continued_on_a_new_one(tmp_path: Path) -> None:
-    """What its last writer could not finish is lost, and no record of the next one."""
+    """The unfinished line of the last writer is lost, but no record of the next one."""
     path = written(tmp_path, 2)
     path.write_bytes(path.read_bytes()[:-30])
     with closing(Journal(tmp_path, "worker")) as journal:
@@ -552,7 +584,7 @@ def test_a_journal_that_ends_in_a_torn_line_is_continued_on_a_new_one(tmp_path: 
 
 
 def test_closing_waits_for_room(disk: SmallDisk) -> None:
-    """A process that ends well leaves no record behind."""
+    """A process that ends normally leaves no record behind in memory."""
     journal = Journal(disk.root, "worker")
     disk.fill()
     journal.write(Event.FINISHED)

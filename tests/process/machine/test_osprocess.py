@@ -1,4 +1,4 @@
-"""Facts about processes, as the kernel tells them."""
+"""Tests of facts about processes that the kernel reports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IDLE = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
 
 @contextmanager
 def spinning(cpu: int, how: str = "") -> Iterator[int]:
-    """A process that wants all of one CPU."""
+    """Provide a process that would use all of one CPU."""
     process = subprocess.Popen([sys.executable, "-c", SPIN % (cpu, how)])
     try:
         yield process.pid
@@ -60,7 +60,9 @@ wait.set()
 
 
 def test_step_back_covers_all_threads_and_the_session() -> None:
-    """All threads and the autogroup get nicer: with autogroups the niceness of a thread counts within its session."""
+    """All threads and the autogroup get nicer: with autogroups the niceness of a thread counts
+    within its session.
+    """
     command = ["nice", "-n", "3", sys.executable, "-c", STEP_BACK]
     ended = subprocess.run(
         command, start_new_session=True, capture_output=True, text=True, check=True
@@ -75,7 +77,9 @@ def _account(pid: int) -> str:
 
 
 def test_a_wait_for_a_cpu_counts_before_it_is_over() -> None:
-    """A wait for a CPU is counted while it lasts; the kernel adds it to its account when the thread runs again."""
+    """A wait for a CPU is counted while it lasts; the kernel adds it to its account when the thread
+    runs again.
+    """
     cpu = min(os.sched_getaffinity(0))
     with spinning(cpu), spinning(cpu, IDLE) as starved:
         starvation = Starvation(starved, starved)
@@ -116,7 +120,9 @@ def test_a_process_that_is_not_there_is_not_starved(pid: int) -> None:
 
 
 def test_a_process_that_is_nicer_already_stays_so() -> None:
-    """Under ``nice``, an ordinary user may not go back to a lower niceness, and that ends no thread."""
+    """Under ``nice``, an ordinary user may not return to a lower niceness; the attempt must end no
+    thread.
+    """
     code = (
         "import os; from chaoskit.process.linux import lower_priority; os.setpriority(os.PRIO_PROCESS, 0, 19);"
         "os.getuid() or os.setuid(65534); lower_priority(10); print(os.getpriority(os.PRIO_PROCESS, 0))"
@@ -134,7 +140,7 @@ import os, sys
 from pathlib import Path
 from queue import SimpleQueue
 from chaoskit.config import RunConfig
-from chaoskit.daemon.replica_keeper import Keeper
+from chaoskit.daemon.replica_keeper import ReplicaKeeper
 from chaoskit.daemon.keeper_base import NodeContext
 from chaoskit.job import JobSpec
 from chaoskit.journal import Journal
@@ -144,7 +150,7 @@ begin, told = os.getpriority(os.PRIO_PROCESS, 0), SimpleQueue()
 journal, config = Journal(Path(sys.argv[1]), "node0"), RunConfig(job=JobSpec("job.py"))
 if os.getuid() == 0:
     os.setuid(65534)
-keeper = Keeper(NodeContext("node0", "127.0.0.1", "token", config, journal, told.put, told.put))
+keeper = ReplicaKeeper(NodeContext("node0", "127.0.0.1", "token", config, journal, told.put, told.put))
 for number in range(2):
     keeper.recall(number)
     told.get(timeout=60.0)
@@ -154,7 +160,9 @@ print(os.getpriority(os.PRIO_PROCESS, thread) - begin)
 
 
 def test_the_keeper_of_an_ordinary_user_answers_at_the_priority_of_training(tmp_path: Path) -> None:
-    """A user without CAP_SYS_NICE cannot take a niceness back: the keeper's thread never takes one."""
+    """A user without CAP_SYS_NICE cannot lower a niceness again, so the keeper's thread never
+    raises its own.
+    """
     ended = subprocess.run(
         [sys.executable, "-c", RECALL, str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -166,7 +174,9 @@ REAL_TIME = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1
 
 
 def test_undisturbed_lasts_for_its_block_only() -> None:
-    """Within the block the thread has real-time priority, after it the policy that it had. Its children have none."""
+    """The thread has real-time priority within the block, and its earlier policy afterwards. Its
+    children do not inherit it.
+    """
     asked = subprocess.run(
         [sys.executable, "-c", REAL_TIME], capture_output=True, text=True, check=False
     )
@@ -226,7 +236,9 @@ threading.Thread(target=start).start()
 
 
 def test_what_any_thread_has_started_is_a_child() -> None:
-    """Launchers start ranks from threads; the kernel lists children by the thread that started them."""
+    """Launchers start ranks from threads; the kernel lists children by the thread that started
+    them.
+    """
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", STARTS], stdout=subprocess.PIPE, text=True
     )
@@ -242,7 +254,9 @@ def test_what_any_thread_has_started_is_a_child() -> None:
 
 @pytest.mark.costly
 def test_a_session_with_many_open_files_runs_jobs(tmp_path: Path) -> None:
-    """A long session of tests, or a process that trains, may have more than 1,023, which ``select`` does not take."""
+    """A long test session, or a process that trains, may have more than 1,023 files open, the limit
+    of ``select``.
+    """
     with many_open(), Harness(directory=tmp_path) as harness:
         outcome = harness.run(
             "gpt",

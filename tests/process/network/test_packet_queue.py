@@ -1,4 +1,4 @@
-"""Packets are held up without netem, in a network of its own, shown by echoes."""
+"""Tests of packet delays without netem, in a network of its own, measured by echoes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def echo(
 
 
 def flood(fabric: Fabric, source: str, target: str) -> None:
-    """Send far more at once than a narrow way takes."""
+    """Send far more at once than a narrow link takes."""
     with namespaces.entered(fabric.stations[source].namespace):
         sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with sender:
@@ -57,7 +57,8 @@ def flood(fabric: Fabric, source: str, target: str) -> None:
 def await_echo(fabric: Fabric, source: str, target: str, below_ms: float) -> None:
     """Wait for an echo that is quicker than it could be with the delay.
 
-    One is enough: a packet that is held up is never early, and one that is not may be late on a busy machine.
+    One is enough: a packet that is held up is never early, and one that is not may be late on a
+    busy machine.
     """
     wait_until(
         lambda: min(echo(fabric, source, target, 1)) < below_ms, f"an echo within {below_ms:g} ms"
@@ -65,11 +66,11 @@ def await_echo(fabric: Fabric, source: str, target: str, below_ms: float) -> Non
 
 
 def test_a_delay_is_added_to_one_way(fabric: Fabric, queues: DelayQueues) -> None:
-    """A delay strikes packets of the way that it names, in that direction, each of them once."""
+    """A delay strikes each packet once, on the way that it names, in that direction."""
     queues.impose(1, Degrade(ways=towards(["a"], ["b"]), delay_ms=30.0))
-    found = echo(fabric, "a", "b")
-    assert len(found) == 5
-    assert min(found) >= 29.9
+    echoes_ms = echo(fabric, "a", "b")
+    assert len(echoes_ms) == 5
+    assert min(echoes_ms) >= 29.9
     assert min(echo(fabric, "b", "a")) >= 29.9  # the question is quick, the answer late
     assert queues.packets(1) == 10
     await_echo(fabric, "a", "b", 60.0)  # once, not twice
@@ -79,7 +80,7 @@ def test_a_delay_is_added_to_one_way(fabric: Fabric, queues: DelayQueues) -> Non
 
 
 def test_a_delay_counts_from_its_own_begin(fabric: Fabric, queues: DelayQueues) -> None:
-    """What an earlier delay of the same way has met is no evidence of a later one."""
+    """Packets counted by an earlier delay of the same way are no evidence of a later one."""
     queues.impose(1, Degrade(ways=towards(["a"], ["b"]), delay_ms=5.0))
     echo(fabric, "a", "b")
     assert queues.packets(1) == 5
@@ -92,7 +93,9 @@ def test_a_delay_counts_from_its_own_begin(fabric: Fabric, queues: DelayQueues) 
 
 
 def test_a_rate_goes_on_counting_while_others_come_and_go(fabric: Fabric) -> None:
-    """The kernel counts anew each time that the queues of a link are made anew; a change does not."""
+    """The kernel's counters restart each time that the queues of a link are replaced; a change
+    keeps them.
+    """
     if reason := capabilities.rates():
         pytest.skip(reason)
     shapes = TrafficShaper(fabric)
@@ -115,7 +118,9 @@ def test_a_rate_goes_on_counting_while_others_come_and_go(fabric: Fabric) -> Non
 
 
 def test_delays_add_up_and_end_one_by_one(fabric: Fabric, queues: DelayQueues) -> None:
-    """Delays of two faults add up; each ends when its own fault is lifted, and a queue can be used again."""
+    """Delays of two faults add up; each ends when its own fault is lifted, and a queue can be used
+    again.
+    """
     queues.impose(1, Degrade(ways=between(["a"], ["b"]), delay_ms=10.0))
     queues.impose(2, Degrade(ways=towards(["a"], ["b"]), delay_ms=20.0))
     assert min(echo(fabric, "a", "b")) >= 39.9
@@ -129,7 +134,9 @@ def test_delays_add_up_and_end_one_by_one(fabric: Fabric, queues: DelayQueues) -
 
 
 def test_the_kernel_s_netem_and_our_queues_do_the_same(fabric: Fabric) -> None:
-    """The means that this machine has adds the delay, counts the packets, and ends when it is lifted."""
+    """The means that this machine has adds the delay, counts the packets, and ends when it is
+    lifted.
+    """
     if reason := capabilities.delays():
         pytest.skip(reason)
     wiring = Wiring(fabric)

@@ -1,4 +1,6 @@
-"""Packets that a network namespace receives: dropped, answered with a reset, held up. Real namespaces and packets."""
+"""Tests of packets that a network namespace receives: dropped, answered with a reset, or delayed.
+The packets are real.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,14 @@ def fabric() -> Iterator[Fabric]:
 
 @pytest.fixture
 def received(fabric: Fabric) -> Iterator[ReceivedPackets]:
-    """What is done to packets that ``near`` receives. The test is in its namespace meanwhile."""
+    """Provide the actions on packets that ``near`` receives. The test runs in its namespace
+    meanwhile.
+    """
     with (
         namespaces.entered(fabric.stations["near"].namespace),
-        contextlib.closing(ReceivedPackets()) as made,
+        contextlib.closing(ReceivedPackets()) as packets,
     ):
-        yield made
+        yield packets
 
 
 def address(fabric: Fabric, station: str) -> str:
@@ -51,7 +55,9 @@ def address(fabric: Fabric, station: str) -> str:
 
 
 def echoes_ms(fabric: Fabric, station: str, count: int = 3) -> list[float]:
-    """Echoes from ``near`` to a station: the answers are what comes from there."""
+    """Send echoes from ``near`` to a station, and return the milliseconds of those that were
+    answered.
+    """
     with contextlib.closing(Echoes(open_socket())) as sent:
         return sent.round_trips_ms(address(fabric, station), count, ECHO_S)
 
@@ -59,7 +65,7 @@ def echoes_ms(fabric: Fabric, station: str, count: int = 3) -> list[float]:
 def test_what_comes_from_an_address_is_dropped_until_that_is_lifted(
     fabric: Fabric, received: ReceivedPackets
 ) -> None:
-    """And nothing else is."""
+    """Packets of other addresses pass."""
     dropped = received.apply("near", DropReceived(sources=(address(fabric, "far"),)))
     assert echoes_ms(fabric, "far") == []
     assert len(echoes_ms(fabric, "other")) == 3
@@ -78,20 +84,20 @@ def test_a_share_of_them_is_dropped(fabric: Fabric, received: ReceivedPackets) -
 
 
 def test_segments_are_answered_with_a_reset(fabric: Fabric, received: ReceivedPackets) -> None:
-    """Where they go to a port that was named, and nowhere else."""
+    """Segments to other ports than the named one are not answered with a reset."""
     near, far = address(fabric, "near"), address(fabric, "far")
-    with socket.create_server((near, 0)) as one, socket.create_server((near, 0)) as other:
+    with socket.create_server((near, 0)) as named, socket.create_server((near, 0)) as unnamed:
         reset = received.apply(
-            "near", DropReceived(sources=(far,), loud=True, port=one.getsockname()[1])
+            "near", DropReceived(sources=(far,), loud=True, port=named.getsockname()[1])
         )
         with namespaces.entered(fabric.stations["far"].namespace):
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(one.getsockname(), 2.0)
-            socket.create_connection(other.getsockname(), 2.0).close()
+                socket.create_connection(named.getsockname(), 2.0)
+            socket.create_connection(unnamed.getsockname(), 2.0).close()
         reset.lift()
         assert reset.shown() == 1
         with namespaces.entered(fabric.stations["far"].namespace):
-            socket.create_connection(one.getsockname(), 2.0).close()
+            socket.create_connection(named.getsockname(), 2.0).close()
 
 
 def test_what_comes_from_an_address_is_held_up(fabric: Fabric, received: ReceivedPackets) -> None:
@@ -140,7 +146,7 @@ def test_whether_it_can_be_done_is_tried(
     received: ReceivedPackets,
     action: type[DropReceived | HoldReceived | SendEchoes],
 ) -> None:
-    """And nothing is left of the attempt."""
+    """No trace of the attempt is left."""
     assert received.why_not(action) == ""
     assert received.why_not(action) == ""
     assert len(echoes_ms(fabric, "far")) == 3

@@ -1,4 +1,6 @@
-"""Supervisors that dial the runner: which are let in, and to which place."""
+"""Tests of the reception of supervisors that dial the runner: which are accepted, and for which
+place.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +37,20 @@ def test_each_supervisor_comes_to_its_own_place(reception: Reception) -> None:
         reception.expect(place)
     second, first = visit(reception, "b"), visit(reception, "a")
     for place, connection in (("a", first), ("b", second)):
-        found = reception.await_any([place], COME_S)
-        assert found is not None
-        assert found[0] == place
-        assert found[1].address == "10.0.0.1"
-        found[1].connection.sendall(place.encode())
+        visitor = reception.await_any([place], COME_S)
+        assert visitor is not None
+        assert visitor[0] == place
+        assert visitor[1].address == "10.0.0.1"
+        visitor[1].connection.sendall(place.encode())
         assert connection.recv(1) == place.encode()
-        found[1].connection.close()
+        visitor[1].connection.close()
         connection.close()
 
 
 def test_one_that_is_not_expected_is_hung_up_on(reception: Reception) -> None:
-    """Nor a second one of a place: of a node that was given up, and comes back."""
+    """A second supervisor of a place is hung up on, too, such as one of a node that was given up
+    and comes back.
+    """
     reception.expect("a")
     with visit(reception, "a"), visit(reception, "other") as stranger:
         assert stranger.recv(1) == b""
@@ -58,7 +62,7 @@ def test_one_that_is_not_expected_is_hung_up_on(reception: Reception) -> None:
 
 
 def test_a_place_that_was_given_up_takes_nothing(reception: Reception) -> None:
-    """Whether its supervisor has come meanwhile or not."""
+    """Supervisors that come before or after that are hung up on."""
     for place in ("come", "late"):
         reception.expect(place)
     with visit(reception, "come") as come:
@@ -71,19 +75,19 @@ def test_a_place_that_was_given_up_takes_nothing(reception: Reception) -> None:
 
 
 def wait_for(reception: Reception, place: str) -> None:
-    """Until it has come; it is not taken by that."""
-    with visit(reception, "not expected") as after:  # is looked at behind it
+    """Wait until the supervisor of a place has come, without taking it."""
+    with visit(reception, "not expected") as after:  # is handled after it
         assert after.recv(1) == b""
     assert place
 
 
 def test_a_connection_that_says_nothing_keeps_no_other_one_out(reception: Reception) -> None:
-    """Without a proof; one with a proof is trusted, and has 10 s."""
+    """The connection sends no proof; one with a proof is trusted, and has 10 s."""
     reception.expect("a")
     with socket.create_connection(reception.address), visit(reception, "a"):
-        found = reception.await_any(["a"], COME_S)
-        assert found is not None
-        found[1].connection.close()
+        visitor = reception.await_any(["a"], COME_S)
+        assert visitor is not None
+        visitor[1].connection.close()
 
 
 def test_waiting_for_a_place_ends_in_time(reception: Reception) -> None:
@@ -104,5 +108,5 @@ def test_a_closed_reception_is_reached_by_nothing() -> None:
 
 
 def test_a_supervisor_that_is_not_wanted_ends(reception: Reception) -> None:
-    """With status 0, so that nothing starts it again."""
+    """The status is 0, so that nothing restarts the supervisor."""
     assert dialing(reception.address, TOKEN, "elsewhere").wait(COME_S) == 0

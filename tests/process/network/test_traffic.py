@@ -1,4 +1,4 @@
-"""What a change means for each way between two stations: pure."""
+"""Tests of the effect of a change on each way between two stations; no network is used."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_a_silent_cut_drops_where_packets_come_from() -> None:
     ],
 )
 def test_each_change_has_its_rules(change: Block, rules: list[str]) -> None:
-    _, _, _, *found, _, _ = nft_table("one", change, PORTS, ADDRESSES).splitlines()
-    assert found == rules
+    _, _, _, *table_rules, _, _ = nft_table("one", change, PORTS, ADDRESSES).splitlines()
+    assert table_rules == rules
 
 
 def test_packets_of_all_rules_are_counted_together() -> None:
@@ -89,8 +89,8 @@ def test_packets_of_all_rules_are_counted_together() -> None:
 def test_changes_of_one_way_add_up() -> None:
     late = Degrade(ways=(("a", "b"), ("b", "a")), delay_ms=10.0, jitter_ms=2.0)
     later = Degrade(ways=(("a", "b"),), delay_ms=5.0)
-    found = profiles([late, later])
-    assert set(found) == {("a", "b"), ("b", "a")}
-    one, other = found["a", "b"], found["b", "a"]
-    assert (one.delay_ms, one.jitter_ms) == (15.0, 2.0)
-    assert (other.delay_ms, other.jitter_ms) == (10.0, 2.0)
+    merged = profiles([late, later])
+    assert set(merged) == {("a", "b"), ("b", "a")}
+    there, back = merged["a", "b"], merged["b", "a"]
+    assert (there.delay_ms, there.jitter_ms) == (15.0, 2.0)
+    assert (back.delay_ms, back.jitter_ms) == (10.0, 2.0)

@@ -1,4 +1,4 @@
-"""The progress board and its life latch, between real processes."""
+"""Tests of the progress board and its life latch, between real processes."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ from support.clocks import FakeClock
 from support.waiting import LIMIT_S, stays, wait_until
 
 from chaoskit.process import linux
-from chaoskit.process.heartbeat_page import Board, Spent
+from chaoskit.process.progress_board import Board, Spent
 from chaoskit.vocabulary import Phase
 
-STILL_S = 0.2  # for how long it is watched that something does not happen
+STILL_S = 0.2  # how long a state must stay unchanged
 
 
 class Worker:
-    """A process that has the board, in a mapping of its own, and does one thing after another by order."""
+    """A process with the board in a mapping of its own, which carries out orders one after
+    another.
+    """
 
     def __init__(self, rank: ranks.Rank) -> None:
         self._rank = rank
         self.pid = rank.pid
 
     def act(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """Have it call ``act(board, *arguments)``; returns its result."""
+        """Have the worker call ``act(board, *arguments)``; return the result."""
         self.begin(act, *arguments)
         return self._rank.receive()
 
     def begin(self, act: Callable[..., Any], *arguments: Any) -> None:
-        """The same, for what does not return."""
+        """Have the worker call ``act(board, *arguments)`` without waiting for the result."""
         self._rank.send((act, arguments))
 
     def stop(self) -> None:
@@ -61,7 +63,7 @@ class Worker:
 
 
 def obey(line: ranks.Line, board_fd: DupFd) -> None:
-    """Live as a worker."""
+    """Carry out orders, as a worker process."""
     board = Board(board_fd.detach())
     while True:
         act, arguments = line.receive()
@@ -70,16 +72,17 @@ def obey(line: ranks.Line, board_fd: DupFd) -> None:
 
 @contextmanager
 def worker_of(board: Board) -> Iterator[Worker]:
-    """A worker that is gone afterwards."""
+    """Provide a worker process, which is gone afterwards."""
     with ranks.one(obey, DupFd(board.fd)) as rank:
         yield Worker(rank)
 
 
 class Watch:
-    """A thread that waits for the latch, as an agent does. Returns when it waits.
+    """A thread that waits for the latch, as an agent does. The constructor returns once it
+    waits.
 
     Args:
-        on_death: called when the wait has ended; :attr:`seen` is its result.
+        on_death: called when the wait has ended; :attr:`result` is its result.
         cpu: on which it runs; None for any.
     """
 
@@ -92,7 +95,7 @@ class Watch:
         waits: bool = True,
     ) -> None:
         self._board, self._on_death, self._cpu = board, on_death, cpu
-        self.seen: object = None
+        self.result: object = None
         self.ended = threading.Event()
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
@@ -103,14 +106,16 @@ class Watch:
         if self._cpu is not None:
             os.sched_setaffinity(0, {self._cpu})  # of this thread
         self._board.await_death()
-        self.seen = self._on_death()
+        self.result = self._on_death()
         self.ended.set()
 
     def _waits(self) -> bool:
-        """Whether the kernel has put the thread to sleep on an address of some board's page."""
+        """Return whether the kernel has put the thread to sleep on an address of some board's
+        page.
+        """
         assert not self.ended.is_set(), "the latch is broken"
         call = Path(f"/proc/self/task/{self._thread.native_id}/syscall").read_text().split()
-        if len(call) < 2:  # it runs
+        if len(call) < 2:  # the thread runs
             return False
         pages = [
             line.split()[0]
@@ -121,7 +126,7 @@ class Watch:
         return any(start <= int(call[1], 16) < end for start, end in ranges)
 
     def holds(self) -> None:
-        """The latch must be whole for a while."""
+        """Check that the latch stays whole for a while."""
         stays(lambda: not self.ended.is_set(), "the latch is whole", for_s=STILL_S)
 
 
@@ -129,7 +134,7 @@ BOARD_NAME = "memfd:chaoskit-board"
 
 
 def test_a_fresh_board_shows_nothing() -> None:
-    """Before a worker signs on there is no pid and no rank."""
+    """There is no pid and no rank before a worker signs on."""
     board = Board.create()
     assert (board.pid, board.tid, board.rank, board.generation, board.step, board.commits) == (
         0,
@@ -145,7 +150,9 @@ def test_a_fresh_board_shows_nothing() -> None:
 
 
 def test_another_process_sees_phase_place_and_progress() -> None:
-    """Everything that the worker's main thread writes can be read at once in the process that made the board."""
+    """Everything that the worker's main thread writes can be read at once in the process that made
+    the board.
+    """
     board = Board.create()
     with worker_of(board) as worker:
         before_ns = time.monotonic_ns()
@@ -173,7 +180,9 @@ def test_another_process_sees_phase_place_and_progress() -> None:
 
 
 def test_the_longest_phase_that_ended_by_itself_is_shown_for_each_kind() -> None:
-    """In order: forward, backward, optimizer. What a rank waits for is no phase of its own."""
+    """The order is forward, backward, optimizer. Time that a rank waits for others is no phase of
+    its own.
+    """
     board = Board.create()
     with worker_of(board) as worker:
         worker.act(Board.sign_on)
@@ -205,7 +214,9 @@ def test_the_longest_phase_that_ended_by_itself_is_shown_for_each_kind() -> None
 
 
 def spend_for_ever(board: Board) -> None:
-    """In bursts: a writer that never pauses loses its CPU in the middle of a write, time and again."""
+    """Write in bursts: a writer that never pauses loses its CPU in the middle of a write again and
+    again.
+    """
     for number in itertools.count(1):
         board.spend([number] * len(Spent._fields))
         if not number % 20:
@@ -213,24 +224,28 @@ def spend_for_ever(board: Board) -> None:
 
 
 def test_where_the_time_went_is_seen_whole_or_not_at_all() -> None:
-    """Six numbers that belong together are read together, or as None, beside a writer at full speed."""
+    """Six numbers that belong together are read together, or as None, while a writer runs at full
+    speed.
+    """
     board = Board.create()
     assert board.spent is None, "nothing was measured yet"
     with worker_of(board) as worker:
         worker.begin(spend_for_ever)
-        seen: set[Spent] = set()
+        readings: set[Spent] = set()
 
         def look() -> bool:
-            seen.update(spent for spent in (board.spent for _ in range(1000)) if spent is not None)
-            return len(seen) >= 100
+            readings.update(
+                spent for spent in (board.spent for _ in range(1000)) if spent is not None
+            )
+            return len(readings) >= 100
 
         wait_until(look, "a hundred readings")
-        assert {len(set(spent)) for spent in seen} == {1}
+        assert {len(set(spent)) for spent in readings} == {1}
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -0.0, 5e-324, 1.7976931348623157e308])
 def test_a_loss_keeps_its_bits(loss: float) -> None:
-    """Any float passes unchanged, also those that stand for a broken run."""
+    """Any float passes unchanged, including the values of a broken run."""
     board = Board.create()
     with worker_of(board) as worker:
         worker.act(Board.progress, 1, loss)
@@ -247,18 +262,18 @@ def write_for_ever(board: Board) -> None:
 
 
 def test_a_reader_never_sees_half_a_number() -> None:
-    """Beside a writer at full speed, every value read is one that was written."""
+    """Every value that is read beside a writer at full speed is one that was written."""
     board = Board.create()
     with worker_of(board) as worker:
         worker.begin(write_for_ever)
-        seen: set[int] = set()
+        steps: set[int] = set()
 
         def look() -> bool:
-            seen.update(board.step for _ in range(50_000))
-            return len(seen) > 1
+            steps.update(board.step for _ in range(50_000))
+            return len(steps) > 1
 
         wait_until(look, "both values")
-        assert seen == {ONES, ZEROS}
+        assert steps == {ONES, ZEROS}
 
 
 held: list[bytearray] = []
@@ -273,10 +288,12 @@ def sign_on_with_memory(board: Board, cpu: int) -> None:
 
 
 def test_a_kill_breaks_the_latch_before_the_process_has_ended() -> None:
-    """The latch tells of a death before the memory of the process is freed, and so before its parent can know.
+    """The latch shows a death before the memory of the process is freed, and so before its parent
+    can know.
 
-    The watching thread has the same CPU and a higher priority: from the moment at which it is woken the process has
-    about a hundredth of that CPU, too little to free 200 MB before the thread looks.
+    The watching thread has the same CPU and a higher priority: from the moment at which it is woken
+    the process has about a hundredth of that CPU, too little to free 200 MB before the thread
+    looks.
     """
     board, cpu = Board.create(), min(os.sched_getaffinity(0))
     with worker_of(board) as worker:
@@ -287,7 +304,7 @@ def test_a_kill_breaks_the_latch_before_the_process_has_ended() -> None:
             watch.holds()
             worker.kill()
             assert watch.ended.wait(LIMIT_S)
-            assert watch.seen is False, "the parent of the process could know as early"
+            assert watch.result is False, "the parent of the process could know as early"
             assert select.select([pidfd], [], [], LIMIT_S)[0]
         finally:
             os.close(pidfd)
@@ -314,7 +331,7 @@ def test_any_end_breaks_the_latch(end: Callable[[Board], object]) -> None:
 
 
 def test_a_latch_that_broke_before_is_seen_at_once() -> None:
-    """An agent that begins to watch when the worker is dead already does not wait for ever."""
+    """An agent that begins to watch a dead worker does not wait for ever."""
     board = Board.create()
     with worker_of(board) as worker:
         worker.act(Board.sign_on)
@@ -324,7 +341,9 @@ def test_a_latch_that_broke_before_is_seen_at_once() -> None:
 
 
 def test_a_stopped_worker_is_not_dead() -> None:
-    """SIGSTOP leaves the latch whole, SIGCONT goes on as before, and the death of a stopped worker is seen."""
+    """SIGSTOP leaves the latch whole, SIGCONT changes nothing, and the death of a stopped worker is
+    noticed.
+    """
     board = Board.create()
     with worker_of(board) as worker:
         worker.act(Board.sign_on)
@@ -369,7 +388,7 @@ def test_only_the_thread_that_signed_on_counts() -> None:
 
 FRESH = """
 import sys
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.process.progress_board import Board
 from chaoskit.vocabulary import Phase
 board = Board(int(sys.argv[1]))
 board.sign_on()
@@ -380,7 +399,9 @@ sys.stdin.read()
 
 
 def test_a_fresh_interpreter_can_use_the_board() -> None:
-    """Started with exec instead of fork, a worker that got the descriptor shows its progress and its death, too."""
+    """A worker started with exec instead of fork that gets the descriptor shows its progress and
+    its death, too.
+    """
     board = Board.create()
     with subprocess.Popen(
         [sys.executable, "-c", FRESH, str(board.fd)],
@@ -404,7 +425,7 @@ def board_with(clock: FakeClock) -> Board:
 
 
 def test_a_copy_of_the_initial_state_is_waited_for_like_any_other() -> None:
-    """Of step 0, too, nothing is taken for copied before it is."""
+    """Even step 0 does not count as copied before it is."""
     clock = FakeClock()
     board = board_with(clock)
     board.copying(True)
@@ -419,7 +440,9 @@ def test_a_copy_of_the_initial_state_is_waited_for_like_any_other() -> None:
 
 
 def test_a_copy_that_is_to_be_stored_is_waited_for_longer_but_not_time_and_again() -> None:
-    """An agent that copies may stand still: after a wait in vain only its next answer is worth another one."""
+    """An agent that copies may be stopped: after a wait in vain, only its next answer is worth
+    another wait.
+    """
     clock = FakeClock()
     board = board_with(clock)
 
@@ -440,19 +463,21 @@ def test_a_copy_that_is_to_be_stored_is_waited_for_longer_but_not_time_and_again
 def test_each_board_is_one_workers_own() -> None:
     """The death of one worker breaks its own latch only."""
     first, second = Board.create(), Board.create()
-    with worker_of(first) as one, worker_of(second) as other:
-        one.act(Board.sign_on)
-        other.act(Board.sign_on)
+    with worker_of(first) as first_worker, worker_of(second) as second_worker:
+        first_worker.act(Board.sign_on)
+        second_worker.act(Board.sign_on)
         watches = Watch(first), Watch(second)
-        one.kill()
+        first_worker.kill()
         assert watches[0].ended.wait(LIMIT_S)
         watches[1].holds()
-        other.kill()
+        second_worker.kill()
         assert watches[1].ended.wait(LIMIT_S)
 
 
 def test_a_lease_is_seen_to_run_out_by_the_worker() -> None:
-    """Also while the agent cannot say so: it only ever shows until when."""
+    """The worker sees the end even while its agent is stopped, since the board shows only the end
+    of the lease.
+    """
     board = Board.create()
     worker = Board(board.fd)
     assert not worker.lease_over, "the agent has not shown any yet"

@@ -1,4 +1,4 @@
-"""The reference job: its model, its data, and that it learns."""
+"""Tests of the reference job: its model, its data, and its learning."""
 
 from __future__ import annotations
 
@@ -149,12 +149,12 @@ def test_processes_that_create_a_corpus_at_once_never_show_half_of_it(tmp_path: 
         assert creator.stdin is not None
         creator.stdin.write("go\n")
         creator.stdin.flush()
-    seen = set()
+    sizes = set()
     while any(creator.poll() is None for creator in creators):
-        seen |= {file.stat().st_size for file in contended.glob("*.bin")}
+        sizes |= {file.stat().st_size for file in contended.glob("*.bin")}
     paths = {creator.communicate()[0].strip() for creator in creators}
     assert [creator.returncode for creator in creators] == [0, 0, 0]
-    assert seen <= {size}
+    assert sizes <= {size}
     (path,) = contended.iterdir()
     assert paths == {str(path)}
     assert path.read_bytes() == expected

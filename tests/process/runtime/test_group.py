@@ -1,4 +1,6 @@
-"""Process groups that can be left at once, and the rendezvous behind them: real ranks, real gloo, a real store."""
+"""Tests of process groups that can be left at once, and of their rendezvous: real ranks, real gloo,
+a real store.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from support import ranks
 from support.ranks import Line, Ranks
 from support.waiting import LIMIT_S, stays, wait_until
 
-from chaoskit.coordinator.membership.rendezvous import RendezvousBoard, Reply
+from chaoskit.coordinator.rendezvous import RendezvousBoard, RendezvousReply
 from chaoskit.errors import Refused
 from chaoskit.runtime.group.process_group import Group, disown, reown
 from chaoskit.runtime.group.rendezvous import GenerationSuperseded, Rendezvous, RendezvousStore
@@ -28,20 +30,18 @@ from chaoskit.wire.messages import Exchange, Get, Put
 
 TOKEN = "a token of this test"
 CPU = torch.device("cpu")
-GLOO_TIMEOUT_S = (
-    600.0  # a rank that abort() does not free is freed long after the limit of these tests
-)
+GLOO_TIMEOUT_S = 600.0  # a rank that abort() does not free exceeds the limit of these tests
 LEFT = {"GroupAborted", "GroupFailed"}  # by this rank first, or by a partner
 SO_MAX_PACING_RATE = 47  # not in the socket module
-STILL_S = 0.1  # for how long it is watched that a waiter is not freed
+STILL_S = 0.1  # how long a waiter must stay blocked
 Address = tuple[str, int]
 
 
-# -- the coordinator's store, as the coordinator serves it --------------------------------------------------------
+# -- the coordinator's store, as the coordinator serves it -----------------------------------------
 
 
 class Server:
-    """A RendezvousBoard that is served from a thread."""
+    """A RendezvousBoard that a thread serves."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -82,7 +82,7 @@ class Server:
             self._tasks.discard(task)
             writer.close()
 
-    def _answer(self, replies: list[Reply]) -> None:
+    def _answer(self, replies: list[RendezvousReply]) -> None:
         for writer, message in replies:
             assert isinstance(writer, asyncio.StreamWriter)
             writer.write(frames.encode(message))
@@ -96,14 +96,16 @@ class Server:
         asyncio.run_coroutine_threadsafe(begin(), self._loop).result(LIMIT_S)
 
     def await_arrival(self, *requests: messages.Message) -> None:
-        """Wait until these requests have arrived, and have been answered as far as they are at once."""
+        """Wait until these requests have arrived, and have been answered if their answer is
+        known.
+        """
         wait_until(
             lambda: all(request in self._arrived for request in requests),
             f"the arrival of {requests}",
         )
 
     def await_waiting(self, count: int) -> None:
-        """Wait until so many requests have arrived that could not be answered at once."""
+        """Wait until ``count`` requests have arrived that could not be answered at once."""
         wait_until(lambda: self._waiting >= count, f"{count} requests that wait")
 
     def stop(self) -> None:
@@ -131,11 +133,13 @@ def server() -> Iterator[Server]:
     started.stop()
 
 
-# -- ranks --------------------------------------------------------------------------------------------------------
+# -- ranks -----------------------------------------------------------------------------------------
 
 
 class Seat:
-    """What a rank has in these tests: its number, the address of the server and its line to the test."""
+    """A rank's place in these tests: its number, the address of the server and its line to the
+    test.
+    """
 
     def __init__(self, line: Line, address: Address) -> None:
         self.rank, self.address = line.rank, address
@@ -146,8 +150,8 @@ class Seat:
 
     def form(self, generation: int, world: int, rank: int | None = None, **store: Any) -> Group:
         kind = store.pop("kind", RendezvousStore)
-        found = kind(self.rendezvous(), generation, **store)
-        return build(found, self.rank if rank is None else rank, world)
+        store_made = kind(self.rendezvous(), generation, **store)
+        return build(store_made, self.rank if rank is None else rank, world)
 
 
 def build(store: RendezvousStore, rank: int, world: int) -> Group:
@@ -162,26 +166,28 @@ def sit(
 
 @contextmanager
 def team(server: Server, size: int, body: Callable[..., None], *arguments: Any) -> Iterator[Ranks]:
-    """Ranks that meet at the server and run ``body(seat, *arguments)``."""
+    """Run ``body(seat, *arguments)`` on ranks that meet at the server."""
     with ranks.running(size, sit, server.address, body, arguments) as started:
         yield started
 
 
 def around(group: Group, value: float, tag: int = 1) -> float:
-    """Pass ``value`` to the next rank; what the previous one passed."""
-    mine, theirs = torch.full((1000,), value), torch.empty(1000)
+    """Pass ``value`` to the next rank, and return the value of the previous one."""
+    sent, received = torch.full((1000,), value), torch.empty(1000)
     works = [
-        group.send(mine, (group.rank + 1) % group.size, tag),
-        group.recv(theirs, (group.rank - 1) % group.size, tag),
+        group.send(sent, (group.rank + 1) % group.size, tag),
+        group.recv(received, (group.rank - 1) % group.size, tag),
     ]
     for work in works:
         work.wait()
-    assert torch.equal(theirs, theirs[:1].expand(1000))
-    return float(theirs[0])
+    assert torch.equal(received, received[:1].expand(1000))
+    return float(received[0])
 
 
 def timed(act: Callable[[], object]) -> tuple[str, float]:
-    """The name of the error that ``act`` raises ("" if it returns), and when that was."""
+    """Return the name of the error that ``act`` raises ("" if it returns), and the time of its
+    end.
+    """
     try:
         act()
     except Exception as error:  # noqa: BLE001  # its type is what the test looks at
@@ -189,7 +195,7 @@ def timed(act: Callable[[], object]) -> tuple[str, float]:
     return "", time.monotonic()
 
 
-# -- groups -------------------------------------------------------------------------------------------------------
+# -- groups ----------------------------------------------------------------------------------------
 
 
 def exchange(seat: Seat) -> None:
@@ -205,14 +211,16 @@ def exchange(seat: Seat) -> None:
 
 def test_ranks_form_a_group_and_exchange(server: Server) -> None:
     """Three ranks that know only the coordinator can send to each other and sum."""
-    with team(server, 3, exchange) as there:
+    with team(server, 3, exchange) as members:
         server.begin(1, 3)
-        there.send("go")
-        assert there.receive() == [[0, 3, 2.0, 111.0], [1, 3, 0.0, 111.0], [2, 3, 1.0, 111.0]]
+        members.send("go")
+        assert members.receive() == [[0, 3, 2.0, 111.0], [1, 3, 0.0, 111.0], [2, 3, 1.0, 111.0]]
 
 
 def wait_for_abort(seat: Seat, group: Group, source: int) -> None:
-    """Wait in a receive that no rank serves while another thread aborts on order; send how it ended."""
+    """Wait in a receive that no rank serves while another thread aborts on order; send how it
+    ended.
+    """
     aborted: list[float] = []
 
     def obey() -> None:
@@ -230,10 +238,10 @@ def wait_for_abort(seat: Seat, group: Group, source: int) -> None:
     seat.send([kind, freed_s, aborted[0]])
 
 
-def await_waiting(there: Ranks) -> None:
-    """Wait until all ranks have said so, and their main threads sleep."""
-    assert there.receive() == ["waiting"] * len(there)
-    for rank in there:
+def await_waiting(members: Ranks) -> None:
+    """Wait until all ranks have reported that they wait, and their main threads sleep."""
+    assert members.receive() == ["waiting"] * len(members)
+    for rank in members:
         rank.await_state("S")
 
 
@@ -246,16 +254,18 @@ def wait_in_a_circle(seat: Seat) -> None:
 
 
 def test_an_abort_frees_every_rank_that_waits(server: Server) -> None:
-    """Ranks that wait for each other in a circle are all freed when other threads abort their groups."""
-    with team(server, 3, wait_in_a_circle) as there:
+    """Ranks that wait for each other in a circle are all freed when other threads abort their
+    groups.
+    """
+    with team(server, 3, wait_in_a_circle) as members:
         server.begin(1, 3)
-        there.send("go")
-        await_waiting(there)
-        there.send("abort")
-        kinds, freed_s, aborted_s = zip(*there.receive(), strict=True)
+        members.send("go")
+        await_waiting(members)
+        members.send("abort")
+        kinds, freed_s, aborted_s = zip(*members.receive(), strict=True)
         assert set(kinds) <= LEFT
         assert min(aborted_s) <= min(freed_s)
-        assert set(there.receive()) <= LEFT, "a group that was left cannot be used any more"
+        assert set(members.receive()) <= LEFT, "a group that was left cannot be used any more"
 
 
 def wait_for_rank_0(seat: Seat) -> None:
@@ -265,7 +275,7 @@ def wait_for_rank_0(seat: Seat) -> None:
         seat.send("waiting")
         seat.receive()
         group.abort()
-        seat.receive()  # it lives on: what frees the others is not its end
+        seat.receive()  # the rank lives on: its end must not be what frees the others
         return
     work = group.recv(torch.empty(1000), 0, 7)
     seat.send("waiting")
@@ -274,24 +284,24 @@ def wait_for_rank_0(seat: Seat) -> None:
 
 
 def test_one_ranks_abort_frees_those_that_wait_for_it(server: Server) -> None:
-    """The connections of an aborted group are shut down, so partners hear of it without any message."""
-    with team(server, 3, wait_for_rank_0) as there:
+    """The connections of an aborted group are shut down, so partners notice without any message."""
+    with team(server, 3, wait_for_rank_0) as members:
         server.begin(1, 3)
-        there.send("go")
-        await_waiting(there)
-        there.send("abort", 0)
-        assert there.receive(1, 2) == ["GroupFailed"] * 2
-        there.send("end", 0)
+        members.send("go")
+        await_waiting(members)
+        members.send("abort", 0)
+        assert members.receive(1, 2) == ["GroupFailed"] * 2
+        members.send("end", 0)
 
 
 def slow_down(bytes_s: int) -> None:
-    """Have the kernel send no faster than this on any TCP connection of this process."""
+    """Have the kernel send no faster than ``bytes_s`` on any TCP connection of this process."""
     for name in os.listdir("/proc/self/fd"):
         with (
             suppress(OSError),
-            socket.socket(fileno=os.dup(int(name))) as one,
-        ):  # others have no pace
-            one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_s)
+            socket.socket(fileno=os.dup(int(name))) as connection,
+        ):  # other descriptors have no pace
+            connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_s)
 
 
 def stop_in_a_transfer(seat: Seat) -> None:
@@ -319,19 +329,21 @@ def stop_in_a_transfer(seat: Seat) -> None:
 
 
 def test_an_abort_frees_a_rank_in_the_middle_of_a_transfer(server: Server) -> None:
-    """A receive that has begun is freed, too, when its sender is stopped: gloo itself forgets the one it is in."""
-    with team(server, 2, stop_in_a_transfer) as there:
+    """A receive that has begun is freed even if its sender is stopped: gloo itself forgets such a
+    receive.
+    """
+    with team(server, 2, stop_in_a_transfer) as members:
         server.begin(1, 2)
-        there.send("go")
-        assert there.receive(0) == ["begun"]
-        there[1].signal(signal.SIGSTOP)
-        there[1].await_state("T")
-        there[0].await_state("S")
-        there.send("abort", 0)
-        ((kind, last),) = there.receive(0)
+        members.send("go")
+        assert members.receive(0) == ["begun"]
+        members[1].signal(signal.SIGSTOP)
+        members[1].await_state("T")
+        members[0].await_state("S")
+        members.send("abort", 0)
+        ((kind, last),) = members.receive(0)
         assert kind in LEFT
         assert last == 0.0, "the transfer was over before the abort"
-        there.kill(1)
+        members.kill(1)
 
 
 def survive(seat: Seat) -> None:
@@ -347,21 +359,23 @@ def survive(seat: Seat) -> None:
 
 
 def test_survivors_of_a_kill_form_the_next_generation(server: Server) -> None:
-    """A rank is killed while all wait for each other; the others abort, meet again and exchange in a smaller world."""
-    with team(server, 3, survive) as there:
+    """A rank is killed while all wait for each other; the others abort, meet again and exchange in
+    a smaller world.
+    """
+    with team(server, 3, survive) as members:
         server.begin(1, 3)
-        there.send("go")
-        await_waiting(there)
-        there.kill(1)
-        there.send("abort", 0, 2)
-        assert {kind for kind, _, _ in there.receive(0, 2)} <= LEFT
+        members.send("go")
+        await_waiting(members)
+        members.kill(1)
+        members.send("abort", 0, 2)
+        assert {kind for kind, _, _ in members.receive(0, 2)} <= LEFT
         server.begin(2, 2)
-        there[0].send(0)
-        there[2].send(1)
-        assert there.receive(0, 2) == [12.0, 10.0]
+        members[0].send(0)
+        members[2].send(1)
+        assert members.receive(0, 2) == [12.0, 10.0]
         server.begin(3, 2)
-        there.send("again", 0, 2)
-        assert there.receive(0, 2) == [22.0, 20.0]
+        members.send("again", 0, 2)
+        assert members.receive(0, 2) == [22.0, 20.0]
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -372,7 +386,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def talks(pair: tuple[socket.socket, socket.socket]) -> bool:
-    """Whether bytes pass in both directions."""
+    """Return whether bytes pass in both directions."""
     for source, target in (pair, pair[::-1]):
         source.settimeout(LIMIT_S)
         target.settimeout(LIMIT_S)
@@ -385,7 +399,7 @@ def talks(pair: tuple[socket.socket, socket.socket]) -> bool:
 
 
 class Meanwhile(RendezvousStore):
-    """A store that does something else while the group is being built: when gloo asks for an address."""
+    """A store that calls ``act`` while the group is being built, when gloo asks for an address."""
 
     def __init__(self, rendezvous: Rendezvous, generation: int, act: Callable[[], None]) -> None:
         super().__init__(rendezvous, generation)
@@ -424,12 +438,14 @@ def keep_sockets(seat: Seat) -> None:
 
 
 def test_sockets_of_the_process_survive_an_abort(server: Server) -> None:
-    """Connections made before, after, or meanwhile and disowned, and local ones, work after an abort as before it."""
-    with team(server, 2, keep_sockets) as there:
+    """Connections made before, after, or meanwhile and disowned, and local ones, still work after
+    an abort.
+    """
+    with team(server, 2, keep_sockets) as members:
         server.begin(1, 2)
-        there.send("go")
+        members.send("go")
         names = ["before", "during", "local", "after", "listener"]
-        for kind, alive in there.receive():
+        for kind, alive in members.receive():
             assert kind in LEFT
             assert alive == dict.fromkeys(names, True)
 
@@ -446,13 +462,13 @@ def leave_the_first(seat: Seat) -> None:
 
 def test_an_abort_leaves_other_groups_of_the_process_alone(server: Server) -> None:
     """Leaving an old generation does not disturb the next one, which may be in use already."""
-    with team(server, 2, leave_the_first) as there:
+    with team(server, 2, leave_the_first) as members:
         server.begin(1, 2)
-        there.send("go")
-        assert there.receive() == ["formed"] * 2
+        members.send("go")
+        assert members.receive() == ["formed"] * 2
         server.begin(2, 2)
-        there.send("go")
-        assert there.receive() == [1.0, 0.0]
+        members.send("go")
+        assert members.receive() == [1.0, 0.0]
 
 
 def open_sockets() -> set[str]:
@@ -482,14 +498,14 @@ def count_sockets(seat: Seat, leave: str) -> None:
 
 @pytest.mark.parametrize("leave", ["abort", "close"])
 def test_groups_that_were_left_hold_no_sockets(server: Server, leave: str) -> None:
-    """Generation after generation, none of the sockets that came with a group stays open."""
-    with team(server, 2, count_sockets, leave) as there:
+    """Generation after generation, no socket of a group stays open."""
+    with team(server, 2, count_sockets, leave) as members:
         for generation in (1, 2, 3):
             server.begin(generation, 2)
-            there.send("go")
-            assert there.receive() == ["left"] * 2
-            there.send("free")
-            assert there.receive() == ["freed"] * 2
+            members.send("go")
+            assert members.receive() == ["left"] * 2
+            members.send("free")
+            assert members.receive() == ["freed"] * 2
 
 
 def be_alone(seat: Seat) -> None:
@@ -503,14 +519,14 @@ def be_alone(seat: Seat) -> None:
 
 
 def test_a_group_of_one_can_be_left(server: Server) -> None:
-    """A rank alone in its world has no connections, and abort does no harm."""
-    with team(server, 1, be_alone) as there:
+    """A rank that is alone in its world has no connections, and abort does no harm."""
+    with team(server, 1, be_alone) as members:
         server.begin(1, 1)
-        there.send("go")
-        assert there.receive() == [3.0]
+        members.send("go")
+        assert members.receive() == [3.0]
 
 
-# -- the rendezvous -----------------------------------------------------------------------------------------------
+# -- the rendezvous --------------------------------------------------------------------------------
 
 
 def connect(server: Server, worker: str) -> Rendezvous:
@@ -536,12 +552,16 @@ class Waiter:
 
 
 def still_waiting(*waiters: Waiter) -> None:
-    """To be called when the requests of all have arrived: an answer would be on its way."""
+    """Check that all waiters still wait; called once their requests have arrived, when an answer
+    would be on its way.
+    """
     stays(lambda: not any(waiter.ended.is_set() for waiter in waiters), "all wait", for_s=STILL_S)
 
 
 def test_values_pass_in_any_order(server: Server) -> None:
-    """A key is given out as soon as it is put, whether it was asked for before or after; a store asks once."""
+    """A value is given out once it is put, whether it was asked for before or after; a store asks
+    once.
+    """
     server.begin(1, 2)
     first, second = connect(server, "a"), connect(server, "b")
     first.put(1, "early", b"\x00\xff")
@@ -560,7 +580,9 @@ def test_values_pass_in_any_order(server: Server) -> None:
 
 
 def test_an_exchange_gives_the_values_of_all_by_rank(server: Server) -> None:
-    """All wait for the last one, and then have the same values in the order of ranks, however they arrived."""
+    """All ranks wait for the last one, and then have the same values in the order of ranks, in any
+    order of arrival.
+    """
     server.begin(1, 3)
     lines = [connect(server, str(rank)) for rank in range(3)]
     waiters = []
@@ -579,7 +601,9 @@ def test_an_exchange_gives_the_values_of_all_by_rank(server: Server) -> None:
 
 @pytest.mark.parametrize("call", ["get", "exchange"])
 def test_an_interrupt_frees_the_waiter(server: Server, call: str) -> None:
-    """A call that waits for a missing rank is freed by another thread, and later calls raise the same at once."""
+    """A call that waits for a missing rank is freed by another thread, and later calls raise the
+    same error at once.
+    """
     server.begin(1, 2)
     rendezvous = connect(server, "a")
 
@@ -604,7 +628,9 @@ def test_an_interrupt_frees_the_waiter(server: Server, call: str) -> None:
 
 @pytest.mark.parametrize("call", ["get", "exchange"])
 def test_a_newer_generation_frees_all_that_wait_for_an_older_one(server: Server, call: str) -> None:
-    """The coordinator answers every waiter of the old generation; late requests for it are answered at once."""
+    """The coordinator answers every waiter of the old generation, and late requests for it at
+    once.
+    """
     server.begin(1, 3)
     lines = [connect(server, str(rank)) for rank in range(2)]
 
@@ -632,7 +658,7 @@ def test_a_newer_generation_frees_all_that_wait_for_an_older_one(server: Server,
 
 
 def test_a_generation_starts_empty(server: Server) -> None:
-    """Keys and arrivals of one generation are not seen in the next."""
+    """Keys and arrivals of one generation are not visible in the next."""
     server.begin(1, 2)
     first, second = connect(server, "a"), connect(server, "b")
     first.put(1, "key", b"1")
@@ -652,7 +678,7 @@ def test_a_generation_starts_empty(server: Server) -> None:
 
 
 def test_a_lost_coordinator_is_a_connection_error(server: Server) -> None:
-    """Without an interrupt the end of the connection is what it is: the coordinator is gone."""
+    """If the connection ends without an interrupt, the error is that the coordinator is gone."""
     server.begin(1, 2)
     rendezvous = connect(server, "a")
     waiter = Waiter(lambda: rendezvous.get(1, "never"))
@@ -664,7 +690,7 @@ def test_a_lost_coordinator_is_a_connection_error(server: Server) -> None:
 
 
 def test_a_stranger_is_refused(server: Server) -> None:
-    """The store is behind the token, too."""
+    """The store requires the token, too."""
     server.begin(1, 1)
     with pytest.raises((Refused, ConnectionError)):
         Rendezvous(server.address, "another token", "a")
@@ -692,13 +718,15 @@ def build_alone(seat: Seat) -> None:
 
 
 def test_an_interrupt_frees_a_rank_that_builds_a_group(server: Server) -> None:
-    """A rank that waits inside gloo for the address of a missing partner is freed, and forms the next group."""
-    with team(server, 1, build_alone) as there:
+    """A rank that waits inside gloo for the address of a missing partner is freed, and forms the
+    next group.
+    """
+    with team(server, 1, build_alone) as members:
         server.begin(1, 2)
-        there.send("go")
+        members.send("go")
         server.await_waiting(1)
-        there.send("interrupt")
-        assert there.receive() == ["GenerationSuperseded"]
+        members.send("interrupt")
+        assert members.receive() == ["GenerationSuperseded"]
         server.begin(2, 1)
-        there.send("again")
-        assert there.receive() == [3.0]
+        members.send("again")
+        assert members.receive() == [3.0]

@@ -1,4 +1,6 @@
-"""The helper that starts ranks for tests: they have one thread, and end with their test session."""
+"""Tests of the helper that starts ranks for tests: they have one thread, and end with their test
+session.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def add(line: ranks.Line, number: Number) -> Number:
 
 
 def test_ranks_run_a_function_of_the_test_and_talk_to_it() -> None:
-    """Arguments, messages and results pass in both directions, also of classes of the test."""
+    """Arguments, messages and results pass in both directions, also for classes of the test."""
     started = ranks.start(3, add, Number(100))
     try:
         assert [number.value for number in started.receive()] == [0, 1, 2]
@@ -46,7 +48,7 @@ def fail(line: ranks.Line) -> None:
 
 
 def test_an_error_of_a_rank_is_the_error_of_its_test() -> None:
-    """The traceback of the rank stands in the error."""
+    """The error has the traceback of the rank."""
     with pytest.raises(AssertionError, match="ValueError: of this rank"), ranks.running(1, fail):
         pass
 
@@ -58,7 +60,7 @@ def wait_for_ever(line: ranks.Line) -> None:
 
 
 def test_an_error_of_a_rank_is_not_waited_for_behind_another_one() -> None:
-    """A rank that fails is reported at once, though one with a lower number waits for it."""
+    """A rank that fails is reported at once, even if a rank with a lower number waits for it."""
     with pytest.raises(AssertionError, match="ValueError: of this rank"):
         ranks.results(2, wait_for_ever)
 
@@ -69,7 +71,7 @@ def end_early(line: ranks.Line) -> None:
 
 
 def test_a_rank_that_ends_early_is_noticed() -> None:
-    """What it sent before is not lost."""
+    """Messages that it sent before are not lost."""
     with ranks.one(end_early) as rank:
         assert rank.receive() == "last words"
         with pytest.raises(ranks.RankEnded, match="exit code 3"):
@@ -82,7 +84,9 @@ def wait_on_a_lock(line: ranks.Line) -> None:
 
 
 def test_a_rank_that_is_late_tells_where_it_is() -> None:
-    """Its stack stands in the error, and it has ended by the signal that asked for it."""
+    """The error has the stack of the rank, which is ended by the signal that asked for the
+    stack.
+    """
     with ranks.one(wait_on_a_lock) as rank:
         assert rank.receive() == "soon"
         with pytest.raises(AssertionError, match="in wait_on_a_lock"):
@@ -97,7 +101,7 @@ def fail_while_another_waits(line: ranks.Line) -> None:
 
 
 def test_the_rank_that_fails_is_named_and_not_one_that_waits_for_it() -> None:
-    """Rank 0 says nothing for as long as its test lives."""
+    """Rank 0 sends nothing as long as its test lives."""
     with (
         pytest.raises(AssertionError, match="rank 1 has a reason"),
         ranks.running(2, fail_while_another_waits),
@@ -111,7 +115,7 @@ def count(line: ranks.Line, shared: ranks.Counters) -> None:
 
 
 def test_a_counter_outlives_its_rank() -> None:
-    """The test sees how far a rank came that was killed."""
+    """The test can read how far a killed rank came."""
     shared = ranks.counters(1)
     with ranks.one(count, shared) as rank:
         wait_until(lambda: shared[0] > 100, "a rank that counts")
@@ -144,7 +148,7 @@ def live(line):
 
 @pytest.mark.parametrize("victim", ["session", "server"])
 def test_nothing_outlives_the_session(tmp_path: Path, victim: str) -> None:
-    """SIGKILL of the process that runs pytest, or of the server, ends all ranks, also one that is stopped."""
+    """SIGKILL of pytest's process, or of the server, ends all ranks, even a stopped one."""
     (tmp_path / "tests_of_a_session.py").write_text(BODY)
     script = tmp_path / "session.py"
     script.write_text(SESSION)
@@ -176,7 +180,7 @@ def report(line: ranks.Line) -> tuple[int, list[str]]:
 
 
 def test_a_rank_inherits_nothing_of_its_test() -> None:
-    """No thread and no descriptor of the test's process comes along."""
+    """A rank inherits no thread and no descriptor of the test's process."""
     reader, writer = os.pipe()
     os.set_inheritable(reader, True)
     try:

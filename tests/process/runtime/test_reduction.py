@@ -1,4 +1,4 @@
-"""The reductions, between real processes over real gloo."""
+"""Tests of the reductions, between real processes over real gloo."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ _never_freed: list[Group] = []
 
 
 class Gloo(Group):
-    """The product's group, which is never freed: that waits for the transfers which gloo forgot at an abort."""
+    """The product's group, which is never freed: freeing waits for the transfers that gloo forgot
+    at an abort.
+    """
 
     def __init__(self, path: Path, rank: int, size: int) -> None:
         # a rank that no abort frees exceeds the limit of its test
@@ -88,23 +90,27 @@ class DiesBeforeTransfer(Gloo):
 def gradients(
     shard: int, dtype: torch.dtype = torch.float32, step: int = 0
 ) -> list[torch.Tensor | None]:
-    """Numbers of very different sizes, so that the order of additions shows. Shard 2 does not use a parameter."""
+    """Return gradients of very different sizes, so that the order of additions shows. Shard 2 does
+    not use one parameter.
+    """
     noise = np.random.default_rng([shard, step])
     values = [
         noise.standard_normal(shape) * 10.0 ** noise.integers(-4, 4, shape) for shape in SHAPES
     ]
-    found: list[torch.Tensor | None] = [torch.tensor(value).to(dtype) for value in values]
+    tensors: list[torch.Tensor | None] = [torch.tensor(numbers).to(dtype) for numbers in values]
     if shard == 2:
-        found[5] = None
-    return found
+        tensors[5] = None
+    return tensors
 
 
 def tree_sum(count: int, dtype: type = np.float32, step: int = 0) -> list[np.ndarray]:
-    """The reference: plain recursion in numpy, of every parameter."""
+    """Return the reference sum of every parameter, by plain recursion in numpy."""
 
     def leaf(shard: int, number: int) -> np.ndarray:
-        value = gradients(shard, step=step)[number]
-        return np.zeros(SHAPES[number], dtype) if value is None else value.numpy().astype(dtype)
+        gradient = gradients(shard, step=step)[number]
+        return (
+            np.zeros(SHAPES[number], dtype) if gradient is None else gradient.numpy().astype(dtype)
+        )
 
     def node(lo: int, span: int, number: int) -> np.ndarray:
         if span == 1:
@@ -152,7 +158,7 @@ def reduce_everything(
 ) -> None:
     rank, world = line.rank, line.size
     group = Gloo(path / "store", rank, world) if world > 1 else None
-    for count, wanted_sums in expected.items():
+    for count, expected_sums in expected.items():
         ownership = OWNERSHIPS[count, world]
         for buckets in (1, 3):
             local = contribution(ownership[rank], count, buckets)
@@ -160,19 +166,21 @@ def reduce_everything(
             exact.begin(group, ownership)
             for _ in range(2):
                 reduced = exact.reduce(sidecar(rank))
-                assert bits(reduced.gradients) == bits(wanted_sums)
+                assert bits(reduced.gradients) == bits(expected_sums)
                 assert reduced.grad_sum == grad_sums[count]
                 check_news(reduced, world)
             fast.begin(group, ownership)
             reduced = fast.reduce(sidecar(rank))
-            for result, wanted in zip(reduced.gradients, wanted_sums, strict=True):
-                np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-2)
+            for result, expected_sum in zip(reduced.gradients, expected_sums, strict=True):
+                np.testing.assert_allclose(result, expected_sum, rtol=1e-4, atol=1e-2)
             check_news(reduced, world)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_world_gives_the_same_bits(world: int, tmp_path: Path) -> None:
-    """The exact reduction gives the bits of the reference tree in every world, the fast one about the same numbers."""
+    """The exact reduction gives the bits of the reference tree in every world, the fast one about
+    the same numbers.
+    """
     counts = [count for count, size in OWNERSHIPS if size == world]
     expected = {count: tree_sum(count) for count in counts}
     exact_sums = {
@@ -183,13 +191,13 @@ def test_every_world_gives_the_same_bits(world: int, tmp_path: Path) -> None:
     assert ranks.results(world, reduce_everything, tmp_path, expected, grad_sums) == [None] * world
 
 
-def poison(shard: int, found: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """A NaN in shard 1, an infinity elsewhere in shard 4."""
+def poison(shard: int, tensors: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Put a NaN into shard 1 and an infinity into another parameter of shard 4."""
     if shard in (1, 4):
-        target = found[5 if shard == 1 else 0]
+        target = tensors[5 if shard == 1 else 0]
         assert target is not None
         target.view(-1)[-1] = float("nan") if shard == 1 else float("inf")
-    return found
+    return tensors
 
 
 def reduce_poison(line: Line, path: Path, kind: Any) -> None:
@@ -211,12 +219,12 @@ def reduce_poison(line: Line, path: Path, kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["exact", "fast"])
 def test_nonfinite_contributions_are_known_by_rank(kind: Any, tmp_path: Path) -> None:
-    """All ranks are told which ones contributed what is not finite, and of which shards it may be."""
+    """All ranks know which ones contributed a non-finite number, and which shards it may be in."""
     assert ranks.results(3, reduce_poison, tmp_path, kind) == [None] * 3
 
 
 class Damages(Gloo):
-    """Inverts one bit of a segment of another rank, after it was received."""
+    """A group that inverts one bit of another rank's segment after it was received."""
 
     def recv(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         work = super().recv(tensor, rank, tag)
@@ -251,14 +259,17 @@ def reduce_damaged_segment(line: Line, path: Path, expected: list[np.ndarray]) -
 
 
 def test_a_segment_that_arrives_damaged_is_told_by_its_checksum(tmp_path: Path) -> None:
-    """On the rank that has it; the other one has the right sum. Without the check the damage passes for the sum."""
+    """The receiving rank detects the damage; the other rank has the right sum.
+
+    Without the check, the damaged segment would be taken for the sum.
+    """
     assert ranks.results(2, reduce_damaged_segment, tmp_path, tree_sum(4)) == [None] * 2
 
 
 class DamagesNews(Gloo):
-    """Changes one word of what rank 0 tells, after it was received."""
+    """A group that changes one word of rank 0's news after it was received."""
 
-    word: int  # of rank 0's tail, from its beginning
+    word: int  # offset of the word in rank 0's tail
 
     def recv(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         work = super().recv(tensor, rank, tag)
@@ -275,7 +286,7 @@ class DamagesNews(Gloo):
         class Damaged:
             def wait(self) -> None:
                 work.wait()
-                word[0] ^= 1 << 30  # also of a floating-point 0
+                word[0] ^= 1 << 30  # changes a floating-point 0, too
 
         return Damaged()
 
@@ -304,12 +315,14 @@ def reduce_damaged_news(line: Line, path: Path, kind: Any, word: int) -> None:
 def test_news_that_arrive_damaged_are_told_by_their_checksum(
     kind: Any, word: int, tmp_path: Path
 ) -> None:
-    """A loss, a vote, a flag or the checksum itself: none of the news of that rank is used."""
+    """The word is a loss, a vote, a flag or the checksum itself: none of the news of that rank is
+    used.
+    """
     assert ranks.results(2, reduce_damaged_news, tmp_path, kind, word) == [None] * 2
 
 
 class Counts(Gloo):
-    """Counts its collectives."""
+    """A group that counts its collectives."""
 
     collectives = 0
 
@@ -349,7 +362,7 @@ def reduce_doubtful_sum(line: Line, path: Path) -> None:
 
 
 def test_a_sum_that_is_not_finite_on_one_rank_alone_is_asked_about(tmp_path: Path) -> None:
-    """First only that rank knows, and leaves; then all know that one has, and come to the same verdict."""
+    """The rank with that sum leaves; then all ranks learn of it, and reach the same verdict."""
     assert ranks.results(3, reduce_doubtful_sum, tmp_path) == [None] * 3
 
 
@@ -360,7 +373,7 @@ def reduce_overflow(line: Line, path: Path, kind: Any) -> None:
     group = Gloo(path / "store", rank, 2)
     reducer.begin(group, [[0], [1]])
     local.add(rank, [torch.full((64,), 3e38)])
-    if kind == "fast":  # it might be this rank alone that received it so
+    if kind == "fast":  # this rank alone might have received it so
         with pytest.raises(DoubtfulSum):
             reducer.reduce([])
         reducer.begin(group, [[0], [1]])
@@ -376,12 +389,14 @@ def reduce_overflow(line: Line, path: Path, kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["exact", "fast"])
 def test_an_overflow_of_finite_contributions_accuses_no_rank(kind: Any, tmp_path: Path) -> None:
-    """A sum that overflows is not finite, and no rank has contributed anything that is not."""
+    """A sum that overflows is not finite although no rank has contributed a non-finite number."""
     assert ranks.results(2, reduce_overflow, tmp_path, kind) == [None] * 2
 
 
 def leave_when_told(group: Gloo, path: Path) -> None:
-    """The part of the agent: gloo may forget to tell a rank whose transfer with another one was broken off."""
+    """Abort the group as the agent does: gloo may not notify the partner of a transfer that broke
+    off.
+    """
     wait_until((path / "loss noticed").exists, "a survivor that noticed the loss")
     group.abort()
 
@@ -405,8 +420,8 @@ def survive(
     for _ in range(2):
         reduced = reducer.reduce(sidecar(rank))
         check_news(reduced, 3)
-        for result, wanted in zip(reduced.gradients, expected, strict=True):
-            np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-2)
+        for result, expected_sum in zip(reduced.gradients, expected, strict=True):
+            np.testing.assert_allclose(result, expected_sum, rtol=1e-4, atol=1e-2)
         assert kind == "fast" or bits(reduced.gradients) == bits(expected)
         reducer.take_abandoned()()
 
@@ -438,13 +453,15 @@ def lose_a_rank(
     [("exact", 0), ("exact", 4), ("exact", 10), ("fast", 0), ("fast", 1), ("fast", 2)],
 )
 def test_survivors_of_a_kill_reduce_again(kind: Any, transfers: int, tmp_path: Path) -> None:
-    """Three buckets; rank 3 of 4 dies. The others keep what they have, and one adds the orphaned shard."""
-    found = ranks.results(4, lose_a_rank, tmp_path, kind, transfers, tree_sum(4))
-    assert found == [None, None, None, -signal.SIGKILL]
+    """Rank 3 of 4 dies, with three buckets. The others keep their sums, and one of them adds the
+    orphaned shard.
+    """
+    results = ranks.results(4, lose_a_rank, tmp_path, kind, transfers, tree_sum(4))
+    assert results == [None, None, None, -signal.SIGKILL]
 
 
 def be_cut_off_again(line: Line, path: Path) -> None:
-    """Two reductions are cut off; the first group is disposed of so late that the second is cut off before that."""
+    """Cut two reductions off; the first group is disposed of only after the second cut."""
     model = nn.Linear(64, 1, bias=False)
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), None, shared=False)
     work = ShardWork(replica, RunConfig(job=resolve_job("gpt"), nodes=2))
@@ -453,7 +470,9 @@ def be_cut_off_again(line: Line, path: Path) -> None:
     news = torch.zeros(reducer.sidecar_size)
 
     def reduce_in(number: int, *, cut_off: bool = True) -> int:
-        """One reduction in a new group, and one that is cut off; gives the address of the buffer of both."""
+        """Run one reduction in a new group, and cut a second one off; return the address of their
+        buffer.
+        """
         reducer.begin(Gloo(path / f"store {number}", line.rank, 2), [[0], [1]])
         address = reducer.reduce(news).gradients[0].data_ptr()
         if cut_off:
@@ -474,7 +493,9 @@ def be_cut_off_again(line: Line, path: Path) -> None:
 
 
 def test_buffers_return_to_use_when_their_own_groups_are_gone(tmp_path: Path) -> None:
-    """To dispose of a group frees the buffers of what was cut off in it and before it, none of a newer group."""
+    """Disposing of a group frees the buffers of reductions cut off in it and before it, but none of
+    a newer group.
+    """
     assert ranks.results(2, be_cut_off_again, tmp_path) == [None, None]
 
 
@@ -501,7 +522,9 @@ def start_buckets(line: Line, path: Path, expected: list[np.ndarray]) -> None:
 
 
 def test_buckets_start_in_order_while_the_last_shard_arrives(tmp_path: Path) -> None:
-    """A bucket can be reduced before the next one has its last contribution, in the order of the numbers."""
+    """A bucket can be reduced before the next one has its last contribution, in the order of the
+    numbers.
+    """
     assert ranks.results(2, start_buckets, tmp_path, tree_sum(4)) == [None, None]
 
 

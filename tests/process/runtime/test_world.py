@@ -1,4 +1,6 @@
-"""torch's own process groups and meshes in a world that can be left: real ranks, real gloo, FSDP2."""
+"""Tests of torch's own process groups and meshes in a world that can be left: real ranks, real
+gloo, FSDP2.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ pytestmark = pytest.mark.costly
 
 CPU = torch.device("cpu")
 GLOO_TIMEOUT_S = 600.0  # a rank that leave() does not free exceeds the limit of its test
-LATE_S = 15.0  # the same where its end is waited for; a busy machine takes a part of it to make the world
+LATE_S = 15.0  # the timeout of a group that a test waits for; a busy machine needs a part of it to make the world
 
 
 def make(
@@ -45,7 +47,7 @@ def make(
 
 
 def await_all(rank: int, size: int, directory: Path) -> None:
-    """Return when all ranks have come here."""
+    """Return when all ranks have called it."""
     (directory / f"here{rank}").touch()
     wait_until(lambda: len(list(directory.glob("here*"))) == size, f"{size} ranks")
 
@@ -56,7 +58,7 @@ def model() -> nn.Sequential:
 
 
 def train(mesh: Any, steps: int = 3) -> list[str]:
-    """Losses, exactly; the gradient is clipped, which takes collectives of another kind."""
+    """Return the exact losses; the gradient is clipped, which takes collectives of another kind."""
     sharded = model()
     for layer in sharded:
         fully_shard(layer, mesh=mesh)
@@ -114,14 +116,18 @@ def after_one_that_was_never_made(line: Line, directory: Path) -> Any:
 def test_a_rank_that_was_interrupted_while_it_made_a_world_meets_one_that_never_made_any(
     tmp_path: Path,
 ) -> None:
-    """torch counts groups; ranks with other counts would look for each other under other names."""
+    """torch counts groups; ranks with different counts would look for each other under different
+    names.
+    """
     first, second = ranks.results(2, after_one_that_was_never_made, tmp_path)
     assert isinstance(first, list), first
     assert first == second
 
 
 def stuck(line: Line, directory: Path) -> Any:
-    """Rank 1 stands still; rank 0 waits for it in the collectives of a sharded model, until another thread leaves."""
+    """Stop rank 1; rank 0 waits for it in the collectives of a sharded model, until another thread
+    leaves.
+    """
     waited = []
 
     @contextlib.contextmanager
@@ -153,7 +159,7 @@ def stuck(line: Line, directory: Path) -> Any:
 
 @pytest.mark.promise("shuts down the sockets that the group opened")
 def test_a_rank_that_waits_in_a_collective_is_freed(tmp_path: Path) -> None:
-    """Not before its world is left, and long before gloo's own timeout of ten minutes."""
+    """The rank is freed when its world is left, long before gloo's own timeout of ten minutes."""
     with first_of_two(stuck, tmp_path) as rank:
         left, error = rank.result()
     assert left == [True]
@@ -172,12 +178,14 @@ def too_late(line: Line, directory: Path) -> Any:
 
 
 def test_nothing_is_started_in_a_world_that_was_left(tmp_path: Path) -> None:
-    """A collective is refused after leave(): nothing would end it before the backend's own time is up."""
+    """A collective after leave() is refused: it would end only with the backend's own timeout."""
     assert ranks.results(2, too_late, tmp_path) == ["the process group was left"] * 2
 
 
 def half_sent(line: Line, directory: Path, timeout_s: float) -> Any:
-    """Rank 0 leaves in the middle of what it sends to rank 1, which stands still: gloo never ends such a send."""
+    """Leave as rank 0 in the middle of a send to rank 1, which is stopped: gloo never ends such a
+    send.
+    """
     world = make(line.rank, 2, directory / "world", timeout_s=timeout_s)
     data = torch.ones(2**25)
     if line.rank == 1:
@@ -190,7 +198,7 @@ def half_sent(line: Line, directory: Path, timeout_s: float) -> Any:
     world.retire()
     del work, world
     gc.collect()
-    disposing = [one for one in threading.enumerate() if one.name == "dispose"]
+    disposing = [thread for thread in threading.enumerate() if thread.name == "dispose"]
     line.send(len(disposing))
     for thread in disposing:
         thread.join()
@@ -204,7 +212,9 @@ def _unsent_bytes(handle: int) -> int:
 def test_the_garbage_collector_does_not_wait_for_what_a_world_that_was_left_has_under_way(
     tmp_path: Path,
 ) -> None:
-    """The collection returns while the group is held, on another thread, until its send has ended: ten minutes here."""
+    """The collection returns; another thread holds the group until its send has ended, after ten
+    minutes here.
+    """
     with first_of_two(half_sent, tmp_path, GLOO_TIMEOUT_S) as rank:
         assert rank.receive() == 1
 
@@ -220,7 +230,7 @@ def test_a_world_that_was_left_is_freed_when_all_that_it_had_under_way_has_ended
 
 @contextlib.contextmanager
 def first_of_two(body: Callable[..., Any], *arguments: Any) -> Iterator[ranks.Rank]:
-    """Rank 0; rank 1 gives no result."""
+    """Run ``body`` on two ranks and yield rank 0; rank 1 gives no result."""
     started = ranks.start(2, body, *arguments)
     try:
         yield started[0]
@@ -229,9 +239,12 @@ def first_of_two(body: Callable[..., Any], *arguments: Any) -> Iterator[ranks.Ra
 
 
 def place_after_place(line: Line, directory: Path) -> Any:
-    """Worlds one after the other, each left as by a recovery: losses, and how much torch had to find out in each."""
-    found = []
-    for number, (mine, shape) in enumerate(
+    """Make worlds one after the other, each left as by a recovery.
+
+    Returns the losses, and the number of sharding decisions of torch in each world.
+    """
+    results = []
+    for number, (rank, shape) in enumerate(
         (
             (line.rank, {"shard": 4}),
             (line.rank, {"shard": 4}),
@@ -241,39 +254,39 @@ def place_after_place(line: Line, directory: Path) -> Any:
             (line.rank, {"shard": 4}),
         )
     ):
-        world = make(mine, 4, directory / f"world{number}")
+        world = make(rank, 4, directory / f"world{number}")
         mesh = world.mesh(shape)
         with counted() as decisions:
             losses = train(mesh)
-        assert mesh.get_coordinate() == ((mine,) if len(shape) == 1 else divmod(mine, 2))
+        assert mesh.get_coordinate() == ((rank,) if len(shape) == 1 else divmod(rank, 2))
         groups = [
             getattr(mesh, "_pg_registry", {}).get(group.group_name, group)
             for group in mesh.get_all_groups()
         ]
-        assert groups == mesh.get_all_groups()  # these are what torch.compile uses
-        found.append((losses, len(decisions)))
+        assert groups == mesh.get_all_groups()  # torch.compile uses these groups
+        results.append((losses, len(decisions)))
         world.leave()
-        world.retire(remember=True)
-    return found
+        world.retire(keep_caches=True)
+    return results
 
 
 @contextlib.contextmanager
 def counted() -> Iterator[list[str]]:
-    """Operations whose sharding torch decides meanwhile."""
-    decide, found = ShardingPropagator._propagate_tensor_meta_non_cached, []
+    """Provide the list of operations for which torch decides a sharding during the context."""
+    decide, operations = ShardingPropagator._propagate_tensor_meta_non_cached, []
 
     def count(self: ShardingPropagator, schema: Any) -> Any:
-        found.append(str(schema))
+        operations.append(str(schema))
         return decide(self, schema)
 
     ShardingPropagator._propagate_tensor_meta_non_cached = count
-    yield found
+    yield operations
     ShardingPropagator._propagate_tensor_meta_non_cached = decide
 
 
 def test_what_torch_knows_is_kept_where_a_process_has_its_old_place(tmp_path: Path) -> None:
-    for found in ranks.results(4, place_after_place, tmp_path):
-        losses, decisions = zip(*found, strict=True)
+    for result in ranks.results(4, place_after_place, tmp_path):
+        losses, decisions = zip(*result, strict=True)
         assert losses[0] == losses[1] == losses[2] == losses[5]
         assert losses[3] == losses[4]
         assert all(decisions[number] for number in (0, 2, 3, 5))
@@ -281,8 +294,8 @@ def test_what_torch_knows_is_kept_where_a_process_has_its_old_place(tmp_path: Pa
 
 
 def clipped(line: Line, directory: Path) -> Any:
-    """Per mesh: gradients that were clipped by torch, and by us."""
-    found = []
+    """Return, for each mesh, gradients that were clipped by torch, and by chaoskit."""
+    gradients = []
     for number, shape in enumerate(({"shard": 4}, {"replicate": 2, "shard": 2})):
         world = make(line.rank, 4, directory / f"world{number}")
         mesh = world.mesh(shape)
@@ -292,30 +305,39 @@ def clipped(line: Line, directory: Path) -> Any:
                 fully_shard(sharded, mesh=mesh)
                 sharded(torch.full((4, 8), 1.0 + line.rank)).square().mean().backward()
                 clip(list(sharded.parameters()), most)
-                found.append(
-                    torch.cat([local_part(one.grad)[0].flatten() for one in sharded.parameters()])
+                gradients.append(
+                    torch.cat(
+                        [
+                            local_part(parameter.grad)[0].flatten()
+                            for parameter in sharded.parameters()
+                        ]
+                    )
                 )
         world.retire()
-    return [one.tolist() for one in found]
+    return [gradient.tolist() for gradient in gradients]
 
 
 def test_gradients_are_clipped_as_torch_does(tmp_path: Path) -> None:
-    for found in ranks.results(4, clipped, tmp_path):
-        small, large, ours_small, ours_large = (torch.tensor(one) for one in found[:4])
+    for gradients in ranks.results(4, clipped, tmp_path):
+        small, large, ours_small, ours_large = (
+            torch.tensor(gradient) for gradient in gradients[:4]
+        )
         assert 0 < small.norm() < 1e-3 < large.norm()
         torch.testing.assert_close(ours_small, small, rtol=1e-5, atol=0)
         assert torch.equal(ours_large, large)
         torch.testing.assert_close(
-            torch.tensor(found[6]), torch.tensor(found[4]), rtol=1e-5, atol=0
+            torch.tensor(gradients[6]), torch.tensor(gradients[4]), rtol=1e-5, atol=0
         )
-        assert found[7] == found[5]
+        assert gradients[7] == gradients[5]
 
 
 def another_rank(line: Line, directory: Path) -> Any:
-    """In the second world every process has another rank; torch must not give it the boxes of its first one."""
-    found = []
-    for number, mine in enumerate((line.rank, 2 - line.rank)):
-        world = make(mine, 3, directory / f"world{number}")
+    """Give every process another rank in the second world; torch must not use the boxes of the
+    first one.
+    """
+    boxes = []
+    for number, rank in enumerate((line.rank, 2 - line.rank)):
+        world = make(rank, 3, directory / f"world{number}")
         sharded = nn.Linear(4, 7, bias=False)
         fully_shard(sharded, mesh=world.mesh({"shard": 3}))
         optimizer = torch.optim.AdamW(sharded.parameters())
@@ -323,25 +345,27 @@ def another_rank(line: Line, directory: Path) -> Any:
         optimizer.step()
         moment = optimizer.state[sharded.weight]["exp_avg"]
         assert isinstance(moment, DTensor)
-        assert moment.device_mesh.get_coordinate() == (mine,)
-        found.append(
+        assert moment.device_mesh.get_coordinate() == (rank,)
+        boxes.append(
             [
-                (local_part(one)[2].start, tuple(local_part(one)[0].shape))
-                for one in (sharded.weight, moment)
+                (local_part(tensor)[2].start, tuple(local_part(tensor)[0].shape))
+                for tensor in (sharded.weight, moment)
             ]
         )
         world.retire()
-    return found
+    return boxes
 
 
 def test_what_torch_remembers_of_a_left_world_is_forgotten(tmp_path: Path) -> None:
     boxes = [((0, 0), (3, 4)), ((3, 0), (3, 4)), ((6, 0), (1, 4))]
-    for rank, found in enumerate(ranks.results(3, another_rank, tmp_path)):
-        assert found == [[boxes[rank]] * 2, [boxes[2 - rank]] * 2]
+    for rank, rank_boxes in enumerate(ranks.results(3, another_rank, tmp_path)):
+        assert rank_boxes == [[boxes[rank]] * 2, [boxes[2 - rank]] * 2]
 
 
 def interrupted(line: Line, directory: Path) -> Any:
-    """No other rank comes: the store gives up, and the registry is empty afterwards."""
+    """Wait for ranks that never come, until the store gives up; the registry is empty
+    afterwards.
+    """
 
     class Interrupted(dist.Store):  # type: ignore[name-defined,misc]
         def set(self, key: str, value: bytes) -> None:
@@ -358,7 +382,7 @@ def test_a_world_that_is_never_complete_leaves_no_trace(tmp_path: Path) -> None:
 
 
 def deserted(line: Line, directory: Path) -> Any:
-    """Rank 0 leaves, and lives on; rank 1 has not heard of it, and waits for rank 0."""
+    """Leave as rank 0, and live on; rank 1 does not know, and waits for rank 0."""
     world = make(line.rank, 2, directory / "world")
     await_all(line.rank, 2, directory)
     done = directory / "done"
@@ -378,7 +402,9 @@ def deserted(line: Line, directory: Path) -> Any:
     "every rank out within milliseconds; then a new world can be entered in the same process"
 )
 def test_a_rank_that_has_not_heard_is_freed_by_those_that_leave(tmp_path: Path) -> None:
-    """The collective of a rank ends with an error when another rank leaves the world and lives on."""
+    """The collective of a rank ends with an error when another rank leaves the world and lives
+    on.
+    """
     first, second = ranks.results(2, deserted, tmp_path)
     assert first
     assert "gloo" in second

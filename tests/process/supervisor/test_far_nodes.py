@@ -1,4 +1,6 @@
-"""Nodes that only a stream of 20 ms reaches: what the runner needs of a node fits through it, so a pod can be one."""
+"""Tests of nodes that only a stream with 20 ms of delay reaches: the runner needs no other access,
+so a pod can be one.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def run(harness: Harness, fault: Fault) -> Any:
     ids=str,
 )
 def test_a_fault_is_done_and_proven_through_the_stream(harness: Harness, fault: Fault) -> None:
-    """Signals, control groups, injection lines, and what the kernel of the node says of it."""
+    """Signals, control groups, injection lines and the kernel's reports all pass through the
+    stream.
+    """
     outcome = run(harness, fault)
     assert outcome.verdict.value == "passed", outcome.reasons
     (record,) = outcome.faults
@@ -96,7 +100,7 @@ def test_a_fault_is_done_and_proven_through_the_stream(harness: Harness, fault: 
 def test_pids_of_a_node_are_not_those_of_the_runner(
     harness: Harness, substrate: FarSubstrate
 ) -> None:
-    """Whatever looked at its own list of processes would look at others."""
+    """Code that looked a node's pid up on the runner's machine would find another process."""
     run(harness, Kill(rank=1, at_step=8))
     for station in (COORDINATOR, "node0", "node1"):
         assert substrate.kernel(station).find(1).name == "ck-supervisor"
@@ -110,9 +114,9 @@ def test_pids_of_a_node_are_not_those_of_the_runner(
 def test_what_a_supervisor_cannot_do_is_refused_before_the_start(
     harness: Harness, fault: Fault
 ) -> None:
-    """The cluster is asked, and not the machine of the runner, which may be able to."""
+    """The substrate is asked, not the machine of the runner, which may be able to do it."""
     before = sorted(harness.directory.iterdir())
-    with pytest.raises(BadInput, match=r"no supervisor does (Block|BreakDisk)"):
+    with pytest.raises(BadInput, match=r"no supervisor supports (Block|BreakDisk)"):
         run(harness, fault)
     assert sorted(harness.directory.iterdir()) == before
 
@@ -120,7 +124,7 @@ def test_what_a_supervisor_cannot_do_is_refused_before_the_start(
 @pytest.mark.costly
 @pytest.mark.slow
 def test_smoke_is_green_on_them() -> None:
-    """The same tests as on every other substrate."""
+    """The tests are those that run on every other substrate."""
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,6 @@
-"""Signals that the parent has blocked or ignored: what chaoskit starts sees the end of its children, and its own."""
+"""Tests with signals that the parent has blocked or ignored: programs still end, and their end is
+noticed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ IGNORES = "signal(signal.SIGCHLD, signal.SIG_IGN)"
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Block all signals in this thread: what it starts inherits that."""
+    """Block all signals in this thread: programs that it starts inherit the mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ALL)
     try:
         yield
@@ -52,7 +54,7 @@ def blocked_signals(pid: int) -> int:
 
 @pytest.mark.parametrize("how", [BLOCKS, IGNORES])
 def test_a_suite_that_fails_is_known_to_have_failed(how: str, tmp_path: Path) -> None:
-    """With SIGCHLD ignored, the status of an ended child would be lost, and taken for 0."""
+    """The status of an ended child would be lost and read as 0 if SIGCHLD stayed ignored."""
     suite = tmp_path / "test_wrong.py"
     suite.write_text("def test_wrong(): assert False\n")
     command = [sys.executable, "-m", "chaoskit", "test", str(suite), "-q"]
@@ -64,7 +66,7 @@ def test_a_suite_that_fails_is_known_to_have_failed(how: str, tmp_path: Path) ->
 
 
 def test_a_command_ends_at_sigterm(tmp_path: Path) -> None:
-    """Its parent had blocked the signal."""
+    """The parent of the command had blocked the signal."""
     suite, ready = tmp_path / "test_long.py", tmp_path / "ready"
     suite.write_text(
         f"import pathlib, time\ndef test_long():\n    pathlib.Path({str(ready)!r}).touch()\n    time.sleep(600)\n"

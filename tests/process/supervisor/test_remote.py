@@ -1,4 +1,6 @@
-"""Experiments whose harness is another process, at the other end of one stream: a driver, here over loopback."""
+"""Tests of experiments that are run by a driver, another process at the other end of a stream, here
+over loopback.
+"""
 
 from __future__ import annotations
 
@@ -66,15 +68,17 @@ def run(harness: Harness, *faults: Fault, job: str = JOB, **plan: Any) -> Any:
 
 
 def driver(place: LoopbackDriver) -> psutil.Process:
-    """The program that the supervisor has started."""
+    """Return the program that the supervisor has started."""
     assert place.process is not None
-    (found,) = psutil.Process(place.process.pid).children()
-    return found
+    (program,) = psutil.Process(place.process.pid).children()
+    return program
 
 
 @pytest.mark.costly
 def test_a_run_there_is_judged_here(harness: Harness, place: LoopbackDriver) -> None:
-    """All that was written down of it is in its directory here, and only there when it is over."""
+    """All records of the run are copied into its directory here; the driver keeps none of them
+    afterwards.
+    """
     outcome = run(harness, Kill(rank=1, at_step=8), twin=True)
     assert outcome.verdict == Verdict.PASSED, outcome.reasons
     assert [record.state for record in outcome.faults] == ["confirmed"]
@@ -91,7 +95,7 @@ def test_a_run_there_is_judged_here(harness: Harness, place: LoopbackDriver) -> 
 
 @pytest.mark.costly
 def test_the_code_of_a_job_travels(harness: Harness, tmp_path: Path) -> None:
-    """With what lies beside it; the driver's nodes run the copy."""
+    """The files beside the job travel, too, and the driver's nodes run the copy."""
     source = (TESTS / "jobs" / "failing" / "troubled.py").read_text()
     (tmp_path / "beside.py").write_text("")
     (tmp_path / "train.py").write_text(
@@ -115,20 +119,20 @@ def test_a_fault_of_a_users_own_travels(
 
 
 def test_a_live_view_is_shown_what_happens(harness: Harness) -> None:
-    seen: list[Any] = []
-    assert run(harness, watch=seen.append).verdict == Verdict.PASSED
-    assert {"Formed", "EndJob"} <= {type(message).__name__ for message in seen}
+    messages: list[Any] = []
+    assert run(harness, watch=messages.append).verdict == Verdict.PASSED
+    assert {"Formed", "EndJob"} <= {type(message).__name__ for message in messages}
 
 
 def test_what_cannot_be_done_there_is_refused_here(harness: Harness, host: RemoteHost) -> None:
-    """In the same words, and before anything starts."""
+    """The error has the same words as on a local substrate, and comes before anything starts."""
     with pytest.raises(BadInput, match=r"faults='.*use the substrate netns"):
         run(harness, Cut(rank=1, at_step=8))
     assert host.why_not(CapProcessCpu) == ""
     with pytest.raises(BadInput, match=r"batch_size=8: use a multiple of the number of shards, 3"):
         run(harness, job="gpt", nodes=3, options={"size": "tiny"})
     many = [Kill(rank=1, at_step=8 + step) for step in range(2000)]
-    with pytest.raises(BadInput, match="plan fewer: 65536 bytes of a plan travel"):
+    with pytest.raises(BadInput, match="plan fewer: a plan may have 65536 bytes"):
         run(harness, *many, steps=3000)
 
 
@@ -161,7 +165,7 @@ def test_a_driver_that_dies_is_an_error_of_its_run_only(
 
 @pytest.mark.costly
 def test_a_run_that_is_broken_off_ends_there(harness: Harness, place: LoopbackDriver) -> None:
-    """As by Ctrl-C; nothing of it is in the way of the next one."""
+    """The run ends as by Ctrl-C, and leaves nothing that disturbs the next run."""
 
     def interrupt(message: Any) -> None:
         if type(message).__name__ == "Formed":
@@ -185,14 +189,14 @@ def test_a_supervisor_that_dies_is_an_error_of_its_run_only(tmp_path: Path) -> N
                 assert place.process is not None
                 place.process.kill()
 
-        with pytest.raises(HarnessError, match="gone, and with it the driver"):
+        with pytest.raises(HarnessError, match="has ended, and with it the driver"):
             run(harness, watch=kill, steps=3000)
         assert run(harness).verdict == Verdict.PASSED
 
 
 @pytest.mark.costly
 def test_a_supervisor_whose_end_is_heard_late_costs_no_run(tmp_path: Path) -> None:
-    """It ends nothing but its stream, and that only after the next run has begun."""
+    """The late end closes only its own stream, after the next run has begun."""
     place = LoopbackDriver()
     host = RemoteHost(place, tell_on_stderr)
     with contextlib.closing(host), Harness(host, tmp_path / "runs") as harness:
@@ -218,7 +222,9 @@ time.sleep(60)
 def test_what_a_killed_client_and_its_guard_have_left_is_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the next start of a client: what is done outside the driver, such as to machines, is its own."""
+    """The next client puts it back, since effects outside the driver, such as on machines, belong
+    to the client.
+    """
     (tmp_path / "runtime").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     command = [sys.executable, "-c", LEAVES_A_MARK, str(tmp_path / "put-back")]
@@ -235,7 +241,9 @@ def test_what_a_killed_client_and_its_guard_have_left_is_put_back(
 @pytest.mark.slow
 @pytest.mark.costly
 def test_a_twin_is_of_the_machines_that_are_there(tmp_path: Path) -> None:
-    """One of a supervisor that is gone is not used: the next one may be on another processor."""
+    """A twin of a supervisor that is gone is not used: the next one may run on another
+    processor.
+    """
     place = LoopbackDriver()
     host = RemoteHost(place, tell_on_stderr)
     with contextlib.closing(host), Harness(host, tmp_path / "runs") as harness:
@@ -250,7 +258,9 @@ def test_a_twin_is_of_the_machines_that_are_there(tmp_path: Path) -> None:
 
 @pytest.mark.costly
 def test_a_twin_is_of_the_files_that_it_was_run_with(harness: Harness, tmp_path: Path) -> None:
-    """Another directory may hold the same ones; a change in the first makes another twin."""
+    """Another directory may hold equal files; a change in the first directory makes another
+    twin.
+    """
     source = (TESTS / "jobs" / "failing" / "troubled.py").read_text()
     for name in ("first", "second"):
         (tmp_path / name / "lib").mkdir(parents=True)
@@ -260,12 +270,12 @@ def test_a_twin_is_of_the_files_that_it_was_run_with(harness: Harness, tmp_path:
     directories = [Path(run(harness, job=job, twin=True).directory) for job in jobs]
     (tmp_path / "first" / "lib" / "__init__.py").write_text("x = 1\n")
     directories.append(Path(run(harness, job=jobs[0], twin=True).directory))
-    assert len({(one / "twin.json").read_bytes() for one in directories}) == 3
+    assert len({(directory / "twin.json").read_bytes() for directory in directories}) == 3
 
 
 @pytest.mark.costly
 def test_a_driver_ends_in_order(tmp_path: Path) -> None:
-    """It puts back what its runs have left, and its undo log is closed."""
+    """The driver puts back what its runs have left, and closes its undo log."""
     host = RemoteHost(LoopbackDriver(), tell_on_stderr)
     with contextlib.closing(host), Harness(host, tmp_path / "runs") as harness:
         assert run(harness).verdict == Verdict.PASSED
@@ -277,7 +287,9 @@ def test_a_driver_ends_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.costly
 def test_nothing_is_left_of_a_client_that_is_killed(tmp_path: Path) -> None:
-    """Neither there nor here: the stream ends, and its supervisor with it, and all that the driver has started."""
+    """The stream ends on both sides, and with it the supervisor and every process that the driver
+    has started.
+    """
     script = f"""
 from support.nodes.loopback import host
 from chaoskit.experiment.harness import Harness
@@ -298,7 +310,9 @@ harness.run({JOB!r}, nodes=2, steps=3000, twin=False, options={{"step_s": 0.02}}
         assert len(started) > 6
         client.send_signal(signal.SIGKILL)
     wait_until(
-        lambda: not any(one.is_running() for one in started), f"the end of {started}", limit_s=30.0
+        lambda: not any(process.is_running() for process in started),
+        f"the end of {started}",
+        limit_s=30.0,
     )
     wait_until(
         lambda: not list((tmp_path / "tmp").glob("chaoskit-driver-*")),

@@ -1,4 +1,6 @@
-"""The supervisor: what it starts, ends, tells and does, over a Unix socket and over TCP."""
+"""Tests of the supervisor over a Unix socket and over TCP: what it starts, ends, reports and
+does.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def far(tmp_path: Path) -> Iterator[Started]:
 
 
 def test_how_a_program_ended_is_told(supervisor: Started, tmp_path: Path) -> None:
-    """Unasked, and its output is in its log."""
+    """The supervisor reports the end unasked, and the program's output is in its log."""
     assert os.waitstatus_to_exitcode(supervisor.exit_of(supervisor.start("leave", 7))) == 7
     killed = supervisor.start("complain", "it is over")
     assert os.waitstatus_to_exitcode(supervisor.exit_of(killed)) == -signal.SIGKILL
@@ -77,29 +79,31 @@ def test_how_a_program_ended_is_told(supervisor: Started, tmp_path: Path) -> Non
 def test_a_program_is_ended_with_what_it_left_behind(
     supervisor: Started, tmp_path: Path, how: str
 ) -> None:
-    """Also a process whose parent has ended, or the program itself; others are left alone."""
-    other, one = supervisor.start("stay"), supervisor.start("orphan", tmp_path / "pid")
+    """Orphans of the program are ended, too, even if the program itself has ended; other programs
+    are not disturbed.
+    """
+    other, program = supervisor.start("stay"), supervisor.start("orphan", tmp_path / "pid")
     wait_until((tmp_path / "pid").exists, "the start of the orphan")
     orphan = HOST.find(int((tmp_path / "pid").read_text()))
     if how == "has ended":
-        one.signal(signal.SIGKILL)
-        supervisor.exit_of(one)
+        program.signal(signal.SIGKILL)
+        supervisor.exit_of(program)
         assert not orphan.is_gone()
-    supervisor.end(one)
-    assert one.is_gone()
+    supervisor.end(program)
+    assert program.is_gone()
     assert orphan.is_gone()
     assert not other.is_gone()
 
 
 def test_a_program_may_end_by_itself(supervisor: Started) -> None:
-    """Patience is waited for only as long as something runs."""
+    """The supervisor waits only as long as some process of the program runs."""
     leaves = supervisor.start("leave", 3)
     supervisor.end(leaves, patience_s=60.0)
     assert os.waitstatus_to_exitcode(supervisor.exit_of(leaves)) == 3
 
 
 def test_everything_ends_with_the_runner(supervisor: Started) -> None:
-    """However it goes: the stream ends."""
+    """The stream ends in every case."""
     left = supervisor.start("stay")
     supervisor.link.close()
     assert supervisor.process.wait(30) == 0
@@ -107,7 +111,7 @@ def test_everything_ends_with_the_runner(supervisor: Started) -> None:
 
 
 def test_everything_ends_with_a_runner_that_is_killed(tmp_path: Path) -> None:
-    """A kernel that sees the runner off closes its sockets."""
+    """The kernel closes the sockets of a killed runner."""
     script = """
 import os, signal, sys
 from pathlib import Path
@@ -124,11 +128,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_program_that_is_not_over_is_started_again_on_its_socket(supervisor: Started) -> None:
-    """Whatever connects meanwhile waits. Once it is over its port is closed."""
+    """Connections that come meanwhile wait. The port is closed once the program is over."""
     listener = supervisor.link.listen("127.0.0.1", 0)
     program = supervisor.program("answer", 5, restarts=2, over=0)
     first = supervisor.link.start(program, [listener])
-    pids = [said(listener.address) for _ in range(3)]
+    pids = [answer_of(listener.address) for _ in range(3)]
     assert pids[0] == str(first.pid).encode()
     assert len(set(pids)) == 3
     wait_until(lambda: not answers(listener.address), "the end of the port")
@@ -137,48 +141,50 @@ def test_a_program_that_is_not_over_is_started_again_on_its_socket(supervisor: S
 def test_a_program_that_is_over_is_not_started_again(supervisor: Started) -> None:
     listener = supervisor.link.listen("127.0.0.1", 0)
     supervisor.link.start(supervisor.program("answer", 0, restarts=2, over=0), [listener])
-    said(listener.address)
+    answer_of(listener.address)
     assert not answers(listener.address), (
         "it has one answer, and the next one would be another process's"
     )
 
 
 def test_a_program_that_is_ended_is_not_started_again(supervisor: Started) -> None:
-    """The process that stands for it by now is ended, by the name that it was given first."""
+    """The first pid also names the process that has replaced the program, which is ended."""
     listener = supervisor.link.listen("127.0.0.1", 0)
     first = supervisor.link.start(supervisor.program("answer", 5, restarts=9, over=0), [listener])
-    said(listener.address)
+    answer_of(listener.address)
     supervisor.end(first)
     assert not answers(listener.address)
 
 
-def said(address: tuple[str, int]) -> bytes:
+def answer_of(address: tuple[str, int]) -> bytes:
     with socket.create_connection(address) as connection:
         return connection.recv(100)
 
 
 def answers(address: tuple[str, int]) -> bool:
-    """Whether a process is behind the port; one that is in the kernel's queue when the port is closed gets nothing."""
+    """Return whether a process serves the port; a connection in the kernel's queue gets nothing
+    when the port closes.
+    """
     try:
-        return bool(said(address))
+        return bool(answer_of(address))
     except OSError:
         return False
 
 
 def test_sockets_of_the_runner_go_along(tmp_path: Path) -> None:
-    """On one host: a socket in a network of a run is made there, and handed on."""
+    """The runner on the same host makes a socket in a network of the run, and passes it on."""
     supervisor = on_unix(tmp_path)
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = listener.getsockname()
             process = supervisor.link.start(supervisor.program("answer", 0), [listener])
-        assert said(address) == str(process.pid).encode()
+        assert answer_of(address) == str(process.pid).encode()
     finally:
         supervisor.close()
 
 
 def test_a_request_that_cannot_be_met_is_refused_with_its_reason(supervisor: Started) -> None:
-    """And the next one is met."""
+    """A request after it succeeds."""
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(HarnessError, match="Address already in use"),
@@ -202,15 +208,15 @@ def test_a_request_that_cannot_be_met_is_refused_with_its_reason(supervisor: Sta
     ],
 )
 def test_a_bad_request_ends_nothing(supervisor: Started, request_of: Callable[[int], Any]) -> None:
-    """It is refused, and what runs goes on."""
+    """The request is refused, and running programs continue."""
     process = supervisor.start("stay")
     with pytest.raises((HarnessError, ProcessLookupError)):
-        supervisor.link.request(request_of, value=None)
+        supervisor.link.request(request_of, answer_type=None)
     assert not process.is_gone()
 
 
 def test_a_socket_that_no_program_has_can_be_closed(supervisor: Started) -> None:
-    """Else a port would be in use as long as the supervisor lives."""
+    """Otherwise the port would be in use as long as the supervisor lives."""
     listener = supervisor.link.listen("127.0.0.1", 0)
     listener.close()
     assert not answers(listener.address)
@@ -218,7 +224,9 @@ def test_a_socket_that_no_program_has_can_be_closed(supervisor: Started) -> None
 
 
 def test_what_programs_left_behind_together_is_ended(supervisor: Started, tmp_path: Path) -> None:
-    """Of two that end at the same moment it is not known whose an orphan was: it is ended with the first of them."""
+    """If two programs end at the same moment, it is unknown which one an orphan belongs to: the
+    first end takes it.
+    """
     files = [tmp_path / name for name in "ab"]
     programs = [supervisor.start("orphan", file) for file in files]
     wait_until(lambda: all(file.exists() for file in files), "the start of both orphans")
@@ -231,13 +239,15 @@ def test_what_programs_left_behind_together_is_ended(supervisor: Started, tmp_pa
 
 
 def test_the_kernel_watches_the_way_to_the_other_machine(far: Started) -> None:
-    """Without it, programs would run for ever on a node whose runner's machine lost its power."""
+    """Programs would run for ever after the runner's machine lost its power if there were no
+    keepalive.
+    """
     for pid in (far.process.pid, os.getpid()):
         wait_until(lambda pid=pid: is_watched(pid, far.process.pid), f"the kernel's timer at {pid}")  # type: ignore[misc]
 
 
 def is_watched(pid: int, supervisor: int) -> bool:
-    """Whether the kernel probes the end of the stream that a process has."""
+    """Return whether the kernel probes the end of the stream that a process has."""
     shown = subprocess.run(
         ["ss", "-tnopH"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -247,14 +257,14 @@ def is_watched(pid: int, supervisor: int) -> bool:
 
 
 def test_a_program_that_cannot_be_imported_ends(supervisor: Started, tmp_path: Path) -> None:
-    """Its log says why."""
+    """The log of the program has the error."""
     program = Program("support.nodes.programs:nothing", b"", "nothing", str(tmp_path))
     assert os.waitstatus_to_exitcode(supervisor.exit_of(supervisor.link.start(program))) == 1
     assert "AttributeError" in (tmp_path / "log" / "nothing.log").read_text()
 
 
 def test_a_runner_without_the_token_is_not_served(tmp_path: Path) -> None:
-    """Nor is a supervisor let in without it: the proof is mutual."""
+    """The runner refuses a supervisor without the token, too: the proof is mutual."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         coming = proven(listener, "another token")
         process = dialing(listener.getsockname(), "a token")
@@ -268,17 +278,17 @@ def test_a_runner_without_the_token_is_not_served(tmp_path: Path) -> None:
 
 
 def test_a_supervisor_of_another_version_is_refused() -> None:
-    """Messages of two versions may differ: both are named."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        frames.send(theirs, SupervisorReady("0.0.1"))
-        with pytest.raises(HarnessError, match=r"has chaoskit 0\.0\.1, and this is"):
-            SupervisorLink(ours, "the supervisor").await_ready()
-        ours.close()
+    """Messages of two versions may differ; the error names both versions."""
+    runner_end, supervisor_end = socket.socketpair()
+    with supervisor_end:
+        frames.send(supervisor_end, SupervisorReady("0.0.1"))
+        with pytest.raises(HarnessError, match=r"has chaoskit 0\.0\.1, and this process has"):
+            SupervisorLink(runner_end, "the supervisor").await_ready()
+        runner_end.close()
 
 
 class OneNode(SupervisedSubstrate):
-    """A substrate with one supervisor, which ends things as it says."""
+    """A substrate with one supervisor."""
 
     def __init__(self, link: SupervisorLink) -> None:
         super().__init__()
@@ -292,35 +302,37 @@ class OneNode(SupervisedSubstrate):
 def test_an_end_that_fails_is_told_and_one_that_came_with_the_supervisor_is_not(
     is_gone: bool,
 ) -> None:
-    """What a supervisor has not ended would live on, unseen; what one that is gone had started ends with its stream."""
-    ours, theirs = socket.socketpair()
-    substrate = OneNode(SupervisorLink(ours, "the supervisor"))
+    """A process that a supervisor failed to end would live on unnoticed; those of a dead supervisor
+    end with its stream.
+    """
+    runner_end, supervisor_end = socket.socketpair()
+    substrate = OneNode(SupervisorLink(runner_end, "the supervisor"))
     if not is_gone:
-        frames.send(theirs, RequestFailed(1, "process 7 does not end"))
+        frames.send(supervisor_end, RequestFailed(1, "process 7 does not end"))
     failure = (
         nullcontext() if is_gone else pytest.raises(HarnessError, match="process 7 does not end")
     )
-    with theirs, ours:
+    with supervisor_end, runner_end:
         if is_gone:
-            theirs.close()
+            supervisor_end.close()
         with failure:
             substrate.end([("node0", Process(7, 1, "the agent"))], 0.0)
     substrate.close()
 
 
 def test_a_supervisor_that_goes_away_is_an_error() -> None:
-    """In the middle of an answer, too."""
-    ours, theirs = socket.socketpair()
-    link = SupervisorLink(ours, "the supervisor of node1")
-    theirs.sendall(frames.encode(RequestDone(1))[:3])
-    theirs.close()
+    """The stream may end in the middle of an answer, too."""
+    runner_end, supervisor_end = socket.socketpair()
+    link = SupervisorLink(runner_end, "the supervisor of node1")
+    supervisor_end.sendall(frames.encode(RequestDone(1))[:3])
+    supervisor_end.close()
     with pytest.raises(HarnessError, match="the supervisor of node1 is gone"):
         link.listen("127.0.0.1", 0)
     assert not link.is_open()
 
 
 def test_requests_and_answers_pass_the_wire() -> None:
-    """What is not known is refused, as everywhere."""
+    """Unknown messages are refused."""
     for message in (
         OpenListener(1, "127.0.0.1", 0),
         StartProgram(2, Program("a:b", b"\0", "a", "/")),
@@ -328,13 +340,13 @@ def test_requests_and_answers_pass_the_wire() -> None:
         assert frames.decoder(type(message))(frames.encode(message)[4:]) == message
 
 
-# -- a node that only the stream reaches ------------------------------------------------------------------------------
+# -- a node that only the stream reaches -----------------------------------------------------------
 
 
 def test_processes_are_seen_and_signalled_through_the_stream(far: Started) -> None:
-    """As by a runner beside them."""
+    """The operations are those of a runner on the same machine."""
     process = far.start("stay")
-    assert [one.pid for one in process.kernel.tree(process)] == [process.pid]
+    assert [process_seen.pid for process_seen in process.kernel.tree(process)] == [process.pid]
     assert process.kernel.find(process.pid) == process
     assert process.threads()[process.pid].state in "RSD"
     process.signal(signal.SIGSTOP)
@@ -357,14 +369,16 @@ def test_a_pid_that_is_another_process_by_now_is_not_signalled(far: Started) -> 
 
 
 def test_a_sign_of_life_that_has_come_counts_when_the_time_is_over(far: Started) -> None:
-    """Many are asked at once, and looked at one after the other."""
+    """Several supervisors are asked at once, and their answers are read one after the other."""
     before = far.link.ask_alive()
     wait_until(lambda: far.link.await_sign(before, -1.0), "the sign of life")
     assert not far.link.await_sign(before + 1, 0.0)
 
 
 def test_a_supervisor_that_is_doubted_is_asked_nothing(far: Started) -> None:
-    """It may not answer for long: that is no word of its processes, and nothing waits for it."""
+    """The silence of a supervisor proves nothing about its processes, and no call waits for its
+    answer.
+    """
     process = far.start("outlive")
     assert isinstance(process.kernel, KernelAway)
     process.kernel.is_doubted = True
@@ -379,7 +393,10 @@ def test_a_supervisor_that_is_doubted_is_asked_nothing(far: Started) -> None:
 
 
 def test_a_supervisor_that_is_gone_is_no_word_of_its_processes(far: Started) -> None:
-    """A broken stream must confirm no fault: here they live on. They are gone when what keeps the node says so."""
+    """A broken stream must confirm no fault, since the processes live on here.
+
+    They count as gone once the keeper of the node reports so.
+    """
     process = far.start("outlive")
     far.process.kill()
     far.process.wait()
@@ -409,9 +426,9 @@ def test_a_supervisor_that_is_gone_is_no_word_of_its_processes(far: Started) -> 
 def test_an_action_is_done_counted_and_lifted_through_the_stream(
     far: Started, tmp_path: Path
 ) -> None:
-    """The kernel's count comes by itself; nothing of it is left."""
+    """The kernel's count arrives by itself, and no control group is left."""
     assert why_not(far.link, CapCpu) == ""
-    assert why_not(far.link, BreakDisk) == "no supervisor does BreakDisk"
+    assert why_not(far.link, BreakDisk) == "no supervisor supports BreakDisk"
     process = far.start("burn")
     backend = BackendAway(
         frozenset({CapCpu}), lambda node: far.link, lambda node: process, tmp_path
@@ -430,7 +447,9 @@ def test_an_action_is_done_counted_and_lifted_through_the_stream(
     bool(capabilities.why_not(CapCpu)), reason=f"cgroups: {capabilities.why_not(CapCpu)}"
 )
 def test_the_end_of_another_program_lifts_nothing(far: Started, tmp_path: Path) -> None:
-    """A limit is lifted with the program below which its node runs; what it has met is known then, too."""
+    """The limit is lifted with the program that the node runs below; its count is known then,
+    too.
+    """
     process, other = far.start("burn"), far.start("stay")
     backend = BackendAway(
         frozenset({CapCpu}), lambda node: far.link, lambda node: process, tmp_path
@@ -455,7 +474,9 @@ def test_the_end_of_another_program_lifts_nothing(far: Started, tmp_path: Path) 
 def test_an_action_in_force_is_put_back_without_the_runner(
     far: Started, tmp_path: Path, how: str
 ) -> None:
-    """By the supervisor when its runner is gone; by its guard when it is killed."""
+    """The supervisor undoes it when its runner is gone; the supervisor's guard does when the
+    supervisor is killed.
+    """
     process = far.start("burn")
     backend = BackendAway(
         frozenset({CapCpu}), lambda node: far.link, lambda node: process, tmp_path
@@ -479,35 +500,35 @@ def groups_of(pid: int) -> list[str]:
 
 
 def test_lines_through_the_door_reach_the_runner(far: Started, tmp_path: Path) -> None:
-    """Messages stay whole, both ways; each end hears when the other one hangs up."""
-    here, there = tmp_path / "here", tmp_path / "there"
+    """Messages stay whole in both directions; each end notices when the other one hangs up."""
+    local, remote = tmp_path / "here", tmp_path / "there"
 
-    async def hear() -> list[bytes]:
+    async def receive_all() -> list[bytes]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            with linux.socket_name(here) as name:
+            with linux.socket_name(local) as name:
                 listener.bind(name)
             listener.listen()
             listener.setblocking(False)
-            far.link.open_door(here, there)
-            first, second = far.start("talk", there), far.start("talk", there)
-            loop, heard = asyncio.get_running_loop(), list[bytes]()
+            far.link.open_door(local, remote)
+            first, second = far.start("talk", remote), far.start("talk", remote)
+            loop, received = asyncio.get_running_loop(), list[bytes]()
             with far.link.heard():
                 lines = [(await loop.sock_accept(listener))[0] for _ in range(2)]
                 for line in lines:
-                    heard += [await loop.sock_recv(line, 100)]
+                    received += [await loop.sock_recv(line, 100)]
                     await loop.sock_sendall(line, b"ab")
                     await loop.sock_sendall(line, b"cd")
-                    heard += [await loop.sock_recv(line, 100) for _ in range(2)]
+                    received += [await loop.sock_recv(line, 100) for _ in range(2)]
                 lines[0].close()
-                while not far.link.exits:  # noqa: ASYNC110 - nothing else tells it
+                while not far.link.exits:  # noqa: ASYNC110 - no event reports it
                     await asyncio.sleep(0.005)
-                (left,) = {first.pid, second.pid}.difference(far.link.exits)
-                os.kill(left, signal.SIGKILL)
-                heard += [await loop.sock_recv(lines[1], 100)]
+                (survivor,) = {first.pid, second.pid}.difference(far.link.exits)
+                os.kill(survivor, signal.SIGKILL)
+                received += [await loop.sock_recv(lines[1], 100)]
                 lines[1].close()
-            return heard
+            return received
 
-    assert asyncio.run(asyncio.wait_for(hear(), 60)) == [
+    assert asyncio.run(asyncio.wait_for(receive_all(), 60)) == [
         b"hello",
         b"AB",
         b"CD",
@@ -519,14 +540,14 @@ def test_lines_through_the_door_reach_the_runner(far: Started, tmp_path: Path) -
 
 
 def test_a_process_that_reads_nothing_holds_up_no_other_one(far: Started, tmp_path: Path) -> None:
-    """It is hung up on. The signal that lets it go on takes the same stream."""
-    here, there = tmp_path / "here", tmp_path / "there"
+    """The process is hung up on. SIGCONT for it takes the same stream."""
+    local, remote = tmp_path / "here", tmp_path / "there"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        with linux.socket_name(here) as name:
+        with linux.socket_name(local) as name:
             listener.bind(name)
         listener.listen()
-        far.link.open_door(here, there)
-        process = far.start("talk", there)
+        far.link.open_door(local, remote)
+        process = far.start("talk", remote)
         listener.settimeout(60)
         wait_until(
             lambda: far.link.is_open() and linux.await_readable([listener.fileno()], 0.0),
@@ -535,13 +556,13 @@ def test_a_process_that_reads_nothing_holds_up_no_other_one(far: Started, tmp_pa
         process.signal(signal.SIGSTOP)
         wait_until(process.is_stopped, "its stop")
         for _ in range(2000):
-            far.link.tell(LineData(1, b"x" * 100))
+            far.link.notify(LineData(1, b"x" * 100))
         process.signal(signal.SIGCONT)
         assert os.waitstatus_to_exitcode(far.exit_of(process)) == 0
 
 
 def test_lines_end_with_their_door(far: Started, tmp_path: Path) -> None:
-    """And another run's lines have other numbers."""
+    """Lines of another run have other numbers."""
     listeners = []
     for name in ("first", "second"):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -568,12 +589,12 @@ def test_lines_end_with_their_door(far: Started, tmp_path: Path) -> None:
         lambda: far.link.is_open() and linux.await_readable([listeners[1].fileno()], 0.0),
         "the second line",
     )
-    for one in (old, *listeners):
-        one.close()
+    for end in (old, *listeners):
+        end.close()
 
 
 class Unequipped(LocalSubstrate):
-    """A substrate one of whose backends cannot be made."""
+    """A substrate with a backend that cannot be made."""
 
     started: tuple[str, ...] = ()
 
@@ -583,7 +604,7 @@ class Unequipped(LocalSubstrate):
 
 
 def test_a_launch_that_fails_ends_what_it_has_started(tmp_path: Path) -> None:
-    """Its error is all that is left of it; the next one finds a supervisor without programs."""
+    """The launch leaves only its error; the next launch finds a supervisor without programs."""
     before = set(linux.children(os.getpid()))
     job = resolve_job(
         f"{TESTS / 'jobs' / 'failing' / 'troubled.py'}:plain", {"step_s": 0.01, "steps": 10}
@@ -594,19 +615,21 @@ def test_a_launch_that_fails_ends_what_it_has_started(tmp_path: Path) -> None:
             substrate.launch(
                 RunConfig(job=job, nodes=2, spares=0, **DETECTION["relaxed"]), tmp_path
             )
-        mine = set(linux.children(os.getpid())) - before
-        (supervisor,) = [pid for pid in mine if linux.process_name(pid) == "ck-supervisor"]
+        own_children = set(linux.children(os.getpid())) - before
+        (supervisor,) = [pid for pid in own_children if linux.process_name(pid) == "ck-supervisor"]
         assert [pid for pid in linux.descendants(supervisor) if not linux.is_ending(pid)] == []
         assert substrate.started == ("node0", "node1")
     finally:
         substrate.close()
 
 
-# -- signs of life ----------------------------------------------------------------------------------------------------
+# -- signs of life ---------------------------------------------------------------------------------
 
 
 def test_a_supervisor_that_stands_still_gives_no_sign_of_life(far: Started) -> None:
-    """Its kernel answers for it: only itself can say that it serves."""
+    """The kernel answers for a stopped supervisor; only the supervisor itself can show that it
+    serves.
+    """
     process = far.process
     assert asyncio.run(far.link.answers(10.0))
     process.send_signal(signal.SIGSTOP)
@@ -620,5 +643,5 @@ def test_a_supervisor_that_stands_still_gives_no_sign_of_life(far: Started) -> N
 
 def test_a_file_is_written_there_without_an_answer(far: Started, tmp_path: Path) -> None:
     far.link.write_unanswered(tmp_path / "written", b"data")
-    assert asyncio.run(far.link.answers(10.0))  # requests are served in their order
+    assert asyncio.run(far.link.answers(10.0))  # requests are served in order
     assert (tmp_path / "written").read_bytes() == b"data"

@@ -1,4 +1,6 @@
-"""Undo: what a killed run left behind is put back by its guard, or by the janitor, and nothing else is touched."""
+"""Tests of undo: the guard or the janitor puts back what a killed run left behind, and touches
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from chaoskit.substrate.undo.guard import command
 
 REPAIRED, NOTHING, KEPT, FAILED = RepairOutcome
 
-# A runner: plans an undo for each of its children, breaks them, says so, names its guard, and waits to be killed.
+# A runner that plans an undo for each child, breaks it, reports, names its guard, and waits to be killed.
 RUNNER = """
 import json, os, signal, subprocess, sys
 from pathlib import Path
@@ -59,7 +61,7 @@ print("closed", flush=True)
 
 
 class Runner:
-    """A real runner process, its guard, and what it broke."""
+    """A real runner process, its guard, and the processes that it broke."""
 
     def __init__(self, directory: Path) -> None:
         self.process = subprocess.Popen(
@@ -74,18 +76,20 @@ class Runner:
         self.ticks = {pid: linux.start_ticks(pid) for pid in (*self.pids.values(), self.guard)}
 
     def kill(self) -> None:
-        """As the kernel does it for want of memory: the guard is told by nothing but its handle of the process."""
+        """Kill the runner as the kernel does when memory is exhausted: the guard notices only by
+        its handle of the process.
+        """
         self.process.kill()
         self.process.wait(LIMIT_S)
 
     def kill_both(self) -> None:
-        """As a container that is killed, or a CI job that is cancelled."""
+        """Kill runner and guard, as when a container is killed or a CI job is cancelled."""
         os.kill(self.guard, signal.SIGKILL)
         self.kill()
         self.await_guard()
 
     def await_guard(self) -> None:
-        """Until it holds no lock: a process that is ending may still."""
+        """Wait until the guard is gone or a zombie: an ending process may still hold its lock."""
         wait_until(lambda: linux.state(self.guard) in (None, "Z"), "the end of the guard")
 
     def end(self) -> None:
@@ -103,7 +107,9 @@ def lives(pid: int, ticks: int | None) -> bool:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[], Runner]]:
-    """Starts runners that keep their undo files in the test's directory; ends them, their guards and children."""
+    """Provide a function that starts runners with undo files in the test's directory; end them and
+    their processes.
+    """
     started: list[Runner] = []
 
     def start_one() -> Runner:
@@ -117,15 +123,15 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Runner]]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that no runner has started."""
+    """Provide a process that no runner has started."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
 
 
-def await_state(pid: int, wanted: str) -> None:
+def await_state(pid: int, states: str) -> None:
     """Wait until the kernel shows the process in one of the states."""
-    wait_until(lambda: (linux.state(pid) or "gone") in wanted, f"state {wanted} of {pid}")
+    wait_until(lambda: (linux.state(pid) or "gone") in states, f"state {states} of {pid}")
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -137,13 +143,15 @@ def files(directory: Path) -> list[Path]:
     return sorted((directory / "undo").glob("*"))
 
 
-# -- the guard ----------------------------------------------------------------------------------------------------
+# -- the guard -------------------------------------------------------------------------------------
 
 
 def test_the_guard_puts_back_what_a_killed_runner_broke(
     tmp_path: Path, start: Callable[[], Runner], sleeper: subprocess.Popen[bytes]
 ) -> None:
-    """It continues and ends exactly what is open; what is done, or not of this runner, stays as it is."""
+    """The guard continues and ends exactly what is open; completed entries, and processes of
+    others, stay as they are.
+    """
     runner = start()
     stop(sleeper)
     for role in ("stopped", "put back"):
@@ -160,7 +168,9 @@ def test_the_guard_puts_back_what_a_killed_runner_broke(
 def test_the_guard_outlives_what_ends_a_process_group(
     tmp_path: Path, start: Callable[[], Runner]
 ) -> None:
-    """A Ctrl-C, a closed terminal and SIGTERM are the runner's; the guard has a session of its own, and stays."""
+    """A Ctrl-C, a closed terminal and SIGTERM reach the runner; the guard has a session of its own
+    and stays.
+    """
     runner = start()
     assert os.getsid(runner.guard) == runner.guard != os.getsid(runner.process.pid)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -173,7 +183,7 @@ def test_the_guard_outlives_what_ends_a_process_group(
 
 
 def test_the_guard_holds_no_output_of_its_runner(start: Callable[[], Runner]) -> None:
-    """A reader of the output of a killed runner sees it end, also while the guard is still at work."""
+    """A reader of a killed runner's output sees its end even while the guard is still at work."""
     runner = start()
     os.kill(runner.guard, signal.SIGSTOP)
     await_state(runner.guard, "T")
@@ -189,7 +199,9 @@ def test_the_guard_holds_no_output_of_its_runner(start: Callable[[], Runner]) ->
 def test_a_runner_that_ends_in_order_leaves_no_guard_and_no_file(
     tmp_path: Path, start: Callable[[], Runner]
 ) -> None:
-    """``close`` returns when what was still open is put back, the file is removed, and the guard is gone."""
+    """``close`` returns once all open entries are put back, the file is removed, and the guard is
+    gone.
+    """
     runner = start()
     assert runner.process.stdin is not None
     assert runner.process.stdout is not None
@@ -203,7 +215,7 @@ def test_a_runner_that_ends_in_order_leaves_no_guard_and_no_file(
 def test_a_guard_that_was_killed_is_replaced_before_the_next_entry(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    """No entry is written that no guard would put back."""
+    """Every entry has a guard that would put it back."""
     undo = UndoLog(tmp_path)
     undo.plan(ContinueEntry(sleeper.pid, linux.start_ticks(sleeper.pid)))
     first = undo.guard_pid
@@ -220,7 +232,7 @@ def test_a_guard_that_was_killed_is_replaced_before_the_next_entry(
 def test_a_runner_without_its_guard_puts_back_itself(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    """``close`` does not depend on the guard."""
+    """Closing does not depend on the guard."""
     undo = UndoLog(tmp_path)
     undo.plan(ContinueEntry(sleeper.pid, linux.start_ticks(sleeper.pid)))
     stop(sleeper)
@@ -232,7 +244,9 @@ def test_a_runner_without_its_guard_puts_back_itself(
 
 
 def test_the_guard_is_small_and_knows_no_package(start: Callable[[], Runner]) -> None:
-    """It has the standard library and this package only: it must work when the environment is what broke."""
+    """The guard loads only the standard library and this package, since it must work in a broken
+    environment.
+    """
     runner = start()
     maps = Path(f"/proc/{runner.guard}/maps").read_text()
     assert "site-packages" not in maps
@@ -247,7 +261,7 @@ def test_the_guard_is_small_and_knows_no_package(start: Callable[[], Runner]) ->
 def test_a_runner_that_dies_while_its_guard_starts_is_undone_all_the_same(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    """No process reads any more that the guard is ready."""
+    """The runner can no longer read that the guard is ready."""
     stop(sleeper)
     path = abandoned(tmp_path, entry(1, "continue", sleeper.pid, linux.start_ticks(sleeper.pid)))
     reading, writing = os.pipe()
@@ -264,7 +278,7 @@ def test_a_runner_that_dies_while_its_guard_starts_is_undone_all_the_same(
 
 
 def test_what_cannot_be_put_back_at_the_end_stays_in_the_file(tmp_path: Path) -> None:
-    """An orderly end does not forget it; the next start tries again."""
+    """An orderly end does not forget such an entry; the next start tries again."""
     other = tmp_path / "not ours"
     other.mkdir()
     undo = UndoLog(tmp_path)
@@ -279,7 +293,9 @@ def test_what_cannot_be_put_back_at_the_end_stays_in_the_file(tmp_path: Path) ->
 
 
 def test_a_process_that_ends_in_order_is_let_do_so(tmp_path: Path) -> None:
-    """It knows what it has started; what has to go after it waits. One that does not end is killed."""
+    """The process may clean up what it has started, and later entries wait for it. A process that
+    does not end is killed.
+    """
     code = "import os, sys, time; sys.stdin.read(); time.sleep(0.3); open(sys.argv[1], 'w').close()"
     left = tmp_path / "chaoskit-left"
     left.mkdir()
@@ -304,7 +320,7 @@ def test_a_process_that_ends_in_order_is_let_do_so(tmp_path: Path) -> None:
 def test_a_stop_that_is_on_its_way_is_taken_back(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    """The signal was sent, and the process has not been stopped by it yet."""
+    """The signal was sent, but has not stopped the process yet."""
     sent = ContinueEntry(sleeper.pid, linux.start_ticks(sleeper.pid))
     assert sent.undo() == NOTHING
     stop(sleeper)
@@ -315,7 +331,9 @@ def test_a_stop_that_is_on_its_way_is_taken_back(
 def test_a_fork_of_the_runner_does_not_end_its_runs(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    """A child that unwinds as the runner would, as where a test forks, puts nothing back and plans nothing."""
+    """A forked child that unwinds like the runner, as in a test, puts nothing back and plans
+    nothing.
+    """
     undo = UndoLog(tmp_path)
     undo.plan(ContinueEntry(sleeper.pid, linux.start_ticks(sleeper.pid)))
     stop(sleeper)
@@ -334,13 +352,13 @@ def test_a_fork_of_the_runner_does_not_end_its_runs(
     await_state(sleeper.pid, "S")
 
 
-# -- the janitor --------------------------------------------------------------------------------------------------
+# -- the janitor -----------------------------------------------------------------------------------
 
 
 def test_the_janitor_puts_back_what_runner_and_guard_left(
     tmp_path: Path, start: Callable[[], Runner], sleeper: subprocess.Popen[bytes]
 ) -> None:
-    """Both were killed at once: the next start finds the file, and does what the guard would have done."""
+    """Both were killed at once: the next start finds the file, and does the work of the guard."""
     runner = start()
     stop(sleeper)
     runner.kill_both()
@@ -357,7 +375,7 @@ def test_the_janitor_puts_back_what_runner_and_guard_left(
 
 
 def test_a_second_sweep_finds_nothing(tmp_path: Path, start: Callable[[], Runner]) -> None:
-    """What was put back once is not put back again: a process that is stopped later stays stopped."""
+    """An entry is put back once: a process that is stopped later stays stopped."""
     runner = start()
     runner.kill_both()
     assert len(sweep(tmp_path)) == 2
@@ -371,7 +389,9 @@ def test_a_second_sweep_finds_nothing(tmp_path: Path, start: Callable[[], Runner
 def test_what_a_live_runner_or_its_guard_answers_for_is_left_alone(
     tmp_path: Path, start: Callable[[], Runner]
 ) -> None:
-    """While one of the two lives the entries are its own, stopped or not, also when another file is being undone."""
+    """The entries belong to a runner or guard that lives, stopped or not, even while another file
+    is being undone.
+    """
     alive, dead, guarded = start(), start(), start()
     dead.kill_both()
     os.kill(guarded.guard, signal.SIGSTOP)
@@ -393,7 +413,7 @@ def test_what_a_live_runner_or_its_guard_answers_for_is_left_alone(
     await_state(guarded.pids["stopped"], "S")
 
 
-# -- files of runners that are gone -------------------------------------------------------------------------------
+# -- files of runners that are gone ----------------------------------------------------------------
 
 
 def entry(number: int, act: str, pid: int, ticks: int | None) -> str:
@@ -401,7 +421,7 @@ def entry(number: int, act: str, pid: int, ticks: int | None) -> str:
 
 
 def abandoned(directory: Path, *lines: str, kernel: str = "") -> Path:
-    """An undo file that no process has locked."""
+    """Write an undo file that no process has locked, and return its path."""
     folder = directory / "undo"
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / "1-abandoned.jsonl"
@@ -414,7 +434,7 @@ def abandoned(directory: Path, *lines: str, kernel: str = "") -> Path:
 def test_a_reused_pid_is_not_touched(
     tmp_path: Path, sleeper: subprocess.Popen[bytes], act: str, wrong: int | None
 ) -> None:
-    """A process that only has the number of one that is gone is neither ended nor continued."""
+    """A process that has only the pid of a process that is gone is neither ended nor continued."""
     stop(sleeper)
     ticks = linux.start_ticks(sleeper.pid)
     assert ticks is not None
@@ -433,7 +453,9 @@ def test_a_reused_pid_is_not_touched(
 def test_pids_of_elsewhere_mean_nothing_here(
     tmp_path: Path, sleeper: subprocess.Popen[bytes], where: str
 ) -> None:
-    """Temporary files may be shared with a container, or outlive a boot: pid and start time may be equal by chance."""
+    """Temporary files may be shared with a container, or outlive a boot: pid and start time may be
+    equal by chance.
+    """
     stop(sleeper)
     boot = (
         linux.boot_id() if where.startswith("another") else "00000000-0000-0000-0000-000000000000"
@@ -455,7 +477,9 @@ def test_pids_of_elsewhere_mean_nothing_here(
 
 
 def test_a_torn_last_line_does_no_harm(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    """Wherever the last entry was cut off, those before it are undone and it counts as never written."""
+    """Wherever the last entry was cut off, the entries before it are undone, and it counts as never
+    written.
+    """
     stop(sleeper)
     ticks = linux.start_ticks(sleeper.pid)
     last = entry(2, "kill", sleeper.pid, ticks)
@@ -484,7 +508,9 @@ GARBAGE = {
 def test_a_damaged_line_is_told_and_the_others_are_undone(
     tmp_path: Path, sleeper: subprocess.Popen[bytes], garbage: bytes
 ) -> None:
-    """What can be read is put back once; the damaged line stays on disk, and each janitor names it until it is gone."""
+    """Readable entries are put back once; the damaged line stays on disk, and each janitor names it
+    until it is gone.
+    """
     stop(sleeper)
     path = abandoned(tmp_path)
     good = entry(1, "continue", sleeper.pid, linux.start_ticks(sleeper.pid)).encode()
@@ -501,7 +527,7 @@ def test_a_damaged_line_is_told_and_the_others_are_undone(
     await_state(sleeper.pid, "S")
 
     stop(sleeper)
-    assert [one.act for one in sweep(tmp_path)] == ["damaged"], (
+    assert [repair.act for repair in sweep(tmp_path)] == ["damaged"], (
         "what was put back once is not put back again"
     )
     assert linux.state(sleeper.pid) == "T"
@@ -510,16 +536,20 @@ def test_a_damaged_line_is_told_and_the_others_are_undone(
 
 
 def test_garbage_at_the_end_is_no_torn_entry(tmp_path: Path) -> None:
-    """Bytes that no entry begins with are told, with or without a newline behind them; zeros are a torn write."""
+    """Bytes that no entry begins with are reported, with or without a newline behind them; zeros
+    are a torn write.
+    """
     path = abandoned(tmp_path)
     path.write_bytes(b"\xff\xff")
-    assert [one.act for one in sweep(tmp_path)] == ["damaged"]
+    assert [repair.act for repair in sweep(tmp_path)] == ["damaged"]
     path.write_bytes(bytes(512))
     assert sweep(tmp_path) == []
 
 
 def test_an_empty_undo_log_says_that_nothing_was_broken(tmp_path: Path) -> None:
-    """A runner that was killed before it broke anything leaves an empty file, which the janitor removes."""
+    """A runner that was killed before it broke anything leaves an empty file, which the janitor
+    removes.
+    """
     path = abandoned(tmp_path)
     assert left_behind(tmp_path) == sweep(tmp_path) == []
     path.touch()
@@ -528,7 +558,7 @@ def test_an_empty_undo_log_says_that_nothing_was_broken(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    """One such file stops nothing: the others are undone."""
+    """Such a file does not stop the janitor: the other files are undone."""
     path = abandoned(tmp_path)
     path.rename(path.with_name("0-first.jsonl"))
     path.with_name("0-first.jsonl").unlink()
@@ -539,11 +569,13 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert second == Repair("kill", f"pid {2**22 + 5}", NOTHING)
 
 
-# -- what fails, and what is not ours -----------------------------------------------------------------------------
+# -- what fails, and what is not ours --------------------------------------------------------------
 
 
 def test_a_repair_that_failed_keeps_its_entry(tmp_path: Path) -> None:
-    """It is told, and the next janitor tries again; what succeeded is not done twice."""
+    """The failure is reported, and the next janitor tries again; a repair that succeeded is not
+    done twice.
+    """
     left, other = tmp_path / "chaoskit-left", tmp_path / "not ours"
     left.mkdir()
     other.mkdir()
@@ -566,16 +598,21 @@ def test_a_repair_that_failed_keeps_its_entry(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_no_control_group_is_not_written(tmp_path: Path) -> None:
-    """A forged entry may name any directory, or one behind a link: nothing is written there, and nothing removed."""
+    """A forged entry may name any directory, or one behind a link: nothing is written or removed
+    there.
+    """
     group, home, link = tmp_path / "chaoskit-1-1-1", tmp_path / "home", tmp_path / "chaoskit-1-1-2"
-    for one in (group, home):
-        one.mkdir()
-        (one / "cgroup.procs").write_text("1\n")
+    for directory in (group, home):
+        directory.mkdir()
+        (directory / "cgroup.procs").write_text("1\n")
     link.symlink_to("/sys/fs/cgroup")
     entries = [CgroupEntry(str(group), str(home)), CgroupEntry(str(link), "/sys/fs/cgroup")]
     lines = [
-        json.dumps({"entry": number, "act": "cgroup", "path": one.path, "home": one.home}) + "\n"
-        for number, one in enumerate(entries, 1)
+        json.dumps(
+            {"entry": number, "act": "cgroup", "path": entry_fields.path, "home": entry_fields.home}
+        )
+        + "\n"
+        for number, entry_fields in enumerate(entries, 1)
     ]
     abandoned(tmp_path, *lines)
     assert [repair.outcome for repair in sweep(tmp_path)] == [FAILED] * 2
@@ -589,7 +626,7 @@ def test_a_path_that_is_no_control_group_is_not_written(tmp_path: Path) -> None:
 def test_another_users_file_is_not_believed(
     tmp_path: Path, sleeper: subprocess.Popen[bytes], whose: str
 ) -> None:
-    """Root runs with another user's environment: what that user wrote down is nothing that root does."""
+    """Root may run with another user's environment, and must not carry out what that user wrote."""
     path = abandoned(tmp_path, entry(1, "kill", sleeper.pid, linux.start_ticks(sleeper.pid)))
     os.chown(path if whose == "file" else path.parent, 12345, 12345)
     repairs = sweep(tmp_path)
@@ -600,7 +637,7 @@ def test_another_users_file_is_not_believed(
 def test_a_folder_that_others_may_write_into_is_not_believed(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    """Any user could have put the file there; and nothing is written ahead in such a folder."""
+    """Any user could have put the file there; no entry is written to such a folder either."""
     path = abandoned(tmp_path, entry(1, "kill", sleeper.pid, linux.start_ticks(sleeper.pid)))
     path.parent.chmod(0o777)
     assert sweep(tmp_path) == left_behind(tmp_path) == []
@@ -609,13 +646,13 @@ def test_a_folder_that_others_may_write_into_is_not_believed(
         UndoLog(tmp_path)
 
 
-# -- directories --------------------------------------------------------------------------------------------------
+# -- directories -----------------------------------------------------------------------------------
 
 
 def test_a_temporary_directory_of_a_killed_run_is_removed_unless_it_can_be_judged(
     tmp_path: Path,
 ) -> None:
-    """One with a journal in it is kept, and named with the command that judges it."""
+    """A directory with a journal is kept, and reported with the command that judges it."""
     empty, judged = tmp_path / "chaoskit-empty", tmp_path / "chaoskit-judged"
     (empty / "001-run").mkdir(parents=True)
     (judged / "001-run" / "journal").mkdir(parents=True)
@@ -635,7 +672,7 @@ def test_a_temporary_directory_of_a_killed_run_is_removed_unless_it_can_be_judge
 def test_a_temporary_directory_is_written_down_before_it_is_made(
     tmp_path: Path, undo: UndoLog
 ) -> None:
-    """It is this user's alone."""
+    """The directory is accessible to this user only."""
     path, planned = temporary_directory("test", undo)
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     (file,) = files(tmp_path)
@@ -648,13 +685,15 @@ def test_a_temporary_directory_is_written_down_before_it_is_made(
     planned.done()
 
 
-# -- where files are ----------------------------------------------------------------------------------------------
+# -- where files are -------------------------------------------------------------------------------
 
 
 def test_the_runtime_directory_is_of_this_boot_and_user(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """``$XDG_RUNTIME_DIR``; without it, or where it is another user's, a directory of this machine's own."""
+    """The directory is ``$XDG_RUNTIME_DIR``; if it is missing or another user's, a directory of
+    this machine is used.
+    """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     assert runtime_directory() == tmp_path / "run" / "chaoskit"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
@@ -670,7 +709,9 @@ def test_the_runtime_directory_is_of_this_boot_and_user(
 
 
 def test_a_plan_is_in_the_file_before_it_returns(tmp_path: Path, undo: UndoLog) -> None:
-    """Others can read the entries as soon as ``plan`` returns; ``done`` takes all entries of one act back."""
+    """Other processes can read the entries once ``plan`` returns; ``done`` takes all entries of one
+    act back.
+    """
     first = undo.plan(ContinueEntry(1, 2), KillEntry(3, 4))
     undo.plan(KillEntry(5, 6))
     (path,) = files(tmp_path)
@@ -689,7 +730,7 @@ def test_a_plan_is_in_the_file_before_it_returns(tmp_path: Path, undo: UndoLog) 
 
 
 def test_two_logs_of_one_process_keep_apart(tmp_path: Path) -> None:
-    """One log's end takes back nothing that another one of the same process has planned."""
+    """The end of one log takes back nothing that another log of the process has planned."""
     first, second = UndoLog(tmp_path), UndoLog(tmp_path)
     first.plan(KillEntry(2**22 + 1, 2))
     second.plan(KillEntry(2**22 + 3, 4)).done()
@@ -712,14 +753,14 @@ def test_a_log_without_an_entry_leaves_and_starts_nothing(tmp_path: Path) -> Non
     undo.close()
 
 
-# -- commands -----------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "command", [["chaoskit.substrate.undo"], ["chaoskit", "cleanup"], ["chaoskit", "doctor"]]
 )
 def test_no_command_fails_on_a_damaged_undo_log(tmp_path: Path, command: list[str]) -> None:
-    """Each says in one line which file is damaged, and ends as it does without it."""
+    """Each command names the damaged file in one line, and ends as it does without the file."""
 
     def run() -> subprocess.CompletedProcess[str]:
         environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path), COLUMNS="500")
@@ -735,7 +776,9 @@ def test_no_command_fails_on_a_damaged_undo_log(tmp_path: Path, command: list[st
     ran = run()
     assert ran.returncode == without.returncode, ran.stderr
     (line,) = [
-        one for one in ran.stdout.splitlines() if f"{path.name}: line 1 cannot be read" in one
+        printed
+        for printed in ran.stdout.splitlines()
+        if f"{path.name}: line 1 cannot be read" in printed
     ]
     assert str(tmp_path) in line
     assert "Traceback" not in ran.stderr
@@ -745,7 +788,7 @@ def test_no_command_fails_on_a_damaged_undo_log(tmp_path: Path, command: list[st
 def test_a_command_that_could_not_put_back_says_so_by_its_status(
     tmp_path: Path, command: list[str]
 ) -> None:
-    """A script that cleans a machine must see that something is left."""
+    """A script that cleans a machine must notice that something is left."""
     (tmp_path / "chaoskit").mkdir(mode=0o700)
     group = tmp_path / "chaoskit-1-1-1"
     group.mkdir()
@@ -766,7 +809,7 @@ def test_a_command_that_could_not_put_back_says_so_by_its_status(
 
 
 def test_the_janitor_tells_a_program_what_is_damaged(tmp_path: Path) -> None:
-    """With --json each repair says what could not be put back."""
+    """The repairs of --json name what could not be put back."""
     (tmp_path / "chaoskit").mkdir(mode=0o700)
     path = abandoned(tmp_path / "chaoskit")
     path.write_bytes(b"\xff\n")
@@ -775,7 +818,11 @@ def test_the_janitor_tells_a_program_what_is_damaged(tmp_path: Path) -> None:
     ran = subprocess.run(
         command, env=environment, capture_output=True, timeout=LIMIT_S, check=False
     )
-    (repair,) = [one for one in json.loads(ran.stdout)["repairs"] if one["target"] == str(path)]
+    (repair,) = [
+        candidate
+        for candidate in json.loads(ran.stdout)["repairs"]
+        if candidate["target"] == str(path)
+    ]
     assert (repair["act"], repair["outcome"]) == ("damaged", "failed")
     assert repair["detail"].startswith("line 1 cannot be read")
 
@@ -783,7 +830,9 @@ def test_the_janitor_tells_a_program_what_is_damaged(tmp_path: Path) -> None:
 def test_what_is_gone_or_runs_again_needs_no_repair(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    """Entries whose target ended or was continued meanwhile are reported as such, also in words."""
+    """Entries with a target that ended or was continued meanwhile are reported as such, also in
+    words.
+    """
     ticks = linux.start_ticks(sleeper.pid)
     abandoned(tmp_path, entry(1, "continue", sleeper.pid, ticks))
     (repair,) = sweep(tmp_path)
@@ -796,7 +845,7 @@ def test_what_is_gone_or_runs_again_needs_no_repair(
 
 
 def test_repairs_are_described() -> None:
-    """A repair that was made says what was found and what became of it."""
+    """The description of a repair has the finding and its outcome."""
     assert describe(Repair("continue", "pid 5", REPAIRED)) == "continued pid 5, left stopped"
     assert describe(Repair("kill", "pid 5", REPAIRED)) == "ended pid 5, left running"
     assert describe(Repair("container", "x", REPAIRED)) == "removed container x, left behind"
@@ -805,7 +854,9 @@ def test_repairs_are_described() -> None:
 
 
 def test_the_janitor_can_be_run_by_plain_python(tmp_path: Path) -> None:
-    """``python -m chaoskit.substrate.undo`` sweeps and says what it did, without importing torch."""
+    """``python -m chaoskit.substrate.undo`` sweeps and prints its repairs, without importing
+    torch.
+    """
     runtime = tmp_path / "chaoskit"
     runtime.mkdir(mode=0o700)
     runner = Runner(runtime)

@@ -1,4 +1,6 @@
-"""A runner that is killed anywhere in a run leaves nothing: its guard puts back whatever was in force."""
+"""Tests of runners that are killed anywhere in a run: the guard puts back everything that was in
+force.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ from chaoskit.substrate.undo import sweep
 
 JOBS = f"{Path(__file__).parents[2]}/jobs/failing/troubled.py"
 
-# A runner that counts each undo entry, act, lift and undo that is done, says so, and kills itself behind the n-th.
+# A runner that counts each undo entry, act, lift and completed undo, prints it, and kills itself after the n-th.
 RUNNER = """
 import os, signal, sys
 from chaoskit.config import DETECTION
 from chaoskit.experiment.harness import Harness
-from chaoskit.substrate.core.actions import Counted
+from chaoskit.substrate.core.actions import CountedAction
 from chaoskit.substrate.limits.holds import Hold
 from chaoskit.substrate.cluster.nodes import BaseCluster
 from chaoskit.substrate.undo import Undo, UndoLog
@@ -48,7 +50,7 @@ def counted(owner, name):
         return result
     setattr(owner, name, outer)
 
-for owner, name in ((UndoLog, "plan"), (Undo, "done"), (BaseCluster, "apply"), (Hold, "lift"), (Counted, "lift")):
+for owner, name in ((UndoLog, "plan"), (Undo, "done"), (BaseCluster, "apply"), (Hold, "lift"), (CountedAction, "lift")):
     counted(owner, name)
 with Harness(substrate) as harness:
     outcome = harness.run(
@@ -89,7 +91,7 @@ _NOTHING_LEFT_S = 30.0
 
 
 def why_not(substrate: str, fault: str) -> str:
-    """Why this machine cannot do it; "" if it can."""
+    """Return the reason why this machine cannot run the test, or an empty string."""
     if substrate == "docker":
         return daemon.unavailable()
     if substrate == FAR and (reason := far_nodes.unavailable()):
@@ -106,7 +108,7 @@ def why_not(substrate: str, fault: str) -> str:
 
 
 class Runner:
-    """A run in a process of its own, and what it leaves."""
+    """A run in a process of its own, and what it leaves behind."""
 
     def __init__(
         self, directory: Path, plan: str, limit: int = 0, *, twin: bool = False, steps: int = STEPS
@@ -129,7 +131,7 @@ class Runner:
         )
 
     def await_nothing(self) -> None:
-        """Whatever was in force when it was killed."""
+        """Wait until nothing of the run is left, whatever was in force when it was killed."""
         deadline_s = time.monotonic() + _NOTHING_LEFT_S
         while left := self.left.of(self.process.pid):
             assert time.monotonic() < deadline_s, left
@@ -142,10 +144,10 @@ class Runner:
 
 @pytest.fixture
 def ended() -> Iterator[list[Runner]]:
-    """Runners to end when the test is over."""
-    found: list[Runner] = []
-    yield found
-    for runner in found:
+    """Provide a list of runners, which are ended when the test is over."""
+    runners: list[Runner] = []
+    yield runners
+    for runner in runners:
         runner.end()
 
 
@@ -155,25 +157,27 @@ def ended() -> Iterator[list[Runner]]:
 def test_a_runner_killed_behind_each_of_its_acts_leaves_nothing(
     tmp_path: Path, ended: list[Runner], plan: str
 ) -> None:
-    """Behind the n-th undo entry, act, lift, and undo that is done, for every n of the run."""
+    """The runner is killed after its n-th undo entry, act, lift, or completed undo, for every n of
+    the run.
+    """
     if reason := why_not(*PLANS[plan]):
         pytest.skip(reason)
     whole = Runner(tmp_path / "whole", plan)
     ended.append(whole)
-    said, complained = whole.process.communicate()
-    assert whole.process.returncode == 0, complained
-    *acts, end = said.splitlines()
+    output, errors = whole.process.communicate()
+    assert whole.process.returncode == 0, errors
+    *acts, end = output.splitlines()
     assert end.startswith("end passed"), end
     whole.await_nothing()
     assert {line.split()[1] for line in acts} >= {"UndoLog.plan", "Undo.done"}
     for number in range(1, len(acts) + 1):
         runner = Runner(tmp_path / str(number), plan, number)
         ended.append(runner)
-        said, complained = runner.process.communicate()
+        output, errors = runner.process.communicate()
         runner.await_nothing()
         if runner.process.returncode == 0 and number > len(acts) // 2:
-            break  # it needed fewer acts: how often something is lifted depends on what is seen first
-        assert runner.process.returncode == -signal.SIGKILL, (number, said, complained)
+            break  # fewer acts were needed: their number depends on which effect is observed first
+        assert runner.process.returncode == -signal.SIGKILL, (number, output, errors)
 
 
 @pytest.mark.slow
@@ -185,7 +189,9 @@ def test_a_runner_killed_behind_each_of_its_acts_leaves_nothing(
 def test_a_limit_in_force_ends_with_its_runner(
     tmp_path: Path, ended: list[Runner], both: bool
 ) -> None:
-    """By the guard; where that was killed, too, as with a whole CI job, by the next start."""
+    """The guard lifts the limit; if the guard was killed, too, as with a whole CI job, the next
+    start does.
+    """
     if reason := why_not(*LASTING[LASTS]):
         pytest.skip(reason)
     runner = Runner(tmp_path / "run", LASTS, steps=10**6)
@@ -194,7 +200,7 @@ def test_a_limit_in_force_ends_with_its_runner(
     for line in runner.process.stdout:
         if "BaseCluster.apply" in line:
             break
-    assert any("control group" in one for one in runner.left.of(runner.process.pid))
+    assert any("control group" in leftover for leftover in runner.left.of(runner.process.pid))
     if both:
         for pid in guards(runner):
             os.kill(pid, signal.SIGKILL)
@@ -210,7 +216,7 @@ def test_a_limit_in_force_ends_with_its_runner(
 
 
 def guards(runner: Runner) -> list[int]:
-    return [int(one.split()[1]) for one in runner.left.processes() if "ck-guard" in one]
+    return [int(process.split()[1]) for process in runner.left.processes() if "ck-guard" in process]
 
 
 #: How many moments are drawn for each plan: some in each night, CHAOSKIT_MOMENTS=10 for a hundred.
@@ -224,7 +230,7 @@ MOMENTS = int(os.environ.get("CHAOSKIT_MOMENTS", "1"))
 def test_a_runner_killed_at_any_moment_leaves_nothing(
     tmp_path: Path, ended: list[Runner], plan: str, moment: int
 ) -> None:
-    """In start-up, the twin, the run with its fault, the undo, or the report."""
+    """The moment is in the start-up, the twin, the run with its fault, the undo, or the report."""
     if reason := why_not(*PLANS[plan]):
         pytest.skip(reason)
     drawn = random.Random(f"{plan} {moment} {os.environ.get('CHAOSKIT_SEED', '')}")

@@ -7,7 +7,7 @@ from simulation import engine
 
 
 def test_a_history_that_goes_in_circles_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not taken for one that is late: at no time would it be over."""
+    """An endless history is not taken for a late one: it would never be over."""
     monkeypatch.setattr(engine, "EVENTS_MAX", 50)
     circling = engine.Engine(0)
 

@@ -1,13 +1,15 @@
-"""The real state machines of the control plane in 10,800 simulated histories with faults, and with planted mistakes.
+"""Tests of the control plane's state machines in 10,800 simulated histories with faults.
 
     python -m pytest tests/simulation/histories/test_simulation.py
-    CHAOSKIT_SIM_SEED=4397 python -m pytest tests/simulation/histories/test_simulation.py -k one_seed -s  # one history
-    CHAOSKIT_SIM_HISTORIES=200000 python -m pytest tests/simulation/histories/test_simulation.py -k histories
-    CHAOSKIT_NIGHT_SEEDS=50000 python -m pytest tests/simulation/histories/test_simulation.py -k new_seeds
+    CHAOSKIT_SIM_SEED=4397 python -m pytest tests/simulation/histories/test_simulation.py -k
+    one_seed -s  # one history CHAOSKIT_SIM_HISTORIES=200000 python -m pytest
+    tests/simulation/histories/test_simulation.py -k histories CHAOSKIT_NIGHT_SEEDS=50000 python -m
+    pytest tests/simulation/histories/test_simulation.py -k new_seeds
 
-A history is drawn from its seed. The first 10,000 seeds of replicated jobs and 800 of sharded jobs are run always, and
-so are those that once broke a law (``simulation/known.toml``). At night new seeds are drawn from the date. With a
-planted mistake some history breaks a law: a simulation that finds nothing otherwise proves nothing.
+A history is drawn from its seed. The first 10,000 seeds of replicated jobs and 800 of sharded jobs
+are always run, and so are those that once broke a law (``simulation/known.toml``). At night new
+seeds are drawn from the date. With a planted mistake some history breaks a law: without this, a
+simulation that finds nothing would prove nothing.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ from chaoskit.coordinator.membership import events
 from chaoskit.coordinator.membership.limits import Limits
 from chaoskit.coordinator.membership.next_world import Candidates
 from chaoskit.coordinator.membership.policies import POLICIES, Policies
-from chaoskit.coordinator.outputs import End, Note, Output, Remember, Send
+from chaoskit.coordinator.outputs import End, LogEntry, Output, Send, WriteRecord
 from chaoskit.coordinator.plane import ControlPlane
 from chaoskit.daemon.copy_budget import CopyBudget
-from chaoskit.elastic import events as happenings
+from chaoskit.elastic.decisions import Decision
+from chaoskit.elastic.policy import PolicyWorld
 from chaoskit.errors import Refused
 from chaoskit.journal import Record
 from chaoskit.runlog.torn import TornWorld
@@ -49,9 +52,9 @@ from chaoskit.wire.messages import (
     Healed,
     LinksTested,
     Message,
+    OfferedSnapshot,
     Plan,
     Sealed,
-    Snapshot,
     StopWorker,
     WorkerLost,
 )
@@ -86,7 +89,8 @@ def check_noticed(mistake: Callable[[], Seams], law: str, kind: Kind = "replicat
     """Run histories with a mistake until one breaks a law, which must be the one expected.
 
     Raises:
-        AssertionError: if none of the first histories breaks a law, or the first that does breaks another one.
+        AssertionError: if none of the first histories breaks a law, or the first that does breaks
+            another one.
     """
     seeds = [*known.seeds(kind), *TELLING.get(kind, ()), *range(PATIENCE)]
     histories = (run(seed, kind, seams=mistake()) for seed in seeds)
@@ -122,7 +126,7 @@ def run_all(kind: Kind, seeds: Iterable[int]) -> Tally:
     return tally
 
 
-# -- the machines as they are -------------------------------------------------------------------------------------
+# -- the machines as they are ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "seeds"), items(HISTORIES))
@@ -162,7 +166,7 @@ def test_one_seed(kind: Kind) -> None:
     assert not history.broken, described(history)
 
 
-# -- the machines with a mistake ----------------------------------------------------------------------------------
+# -- the machines with a mistake -------------------------------------------------------------------
 
 
 def forgets_generations() -> Seams:
@@ -173,7 +177,7 @@ def forgets_generations() -> Seams:
             return [msgspec.structs.replace(message, generation=0, started=0, term=0)]
         return [message]
 
-    return Seams(hears=hears, does=without(Remember))
+    return Seams(hears=hears, does=without(LogEntry))
 
 
 def lets_zombies_live() -> Seams:
@@ -190,7 +194,7 @@ def lets_zombies_live() -> Seams:
 
 
 def retells_nothing() -> Seams:
-    """An agent does not say again what the coordinator before may have taken to its grave."""
+    """An agent does not repeat messages that the last coordinator may not have logged."""
 
     class Silent(Facts):
         def tell(self) -> Iterator[Message]:
@@ -200,7 +204,7 @@ def retells_nothing() -> Seams:
 
 
 def leaves_losses_untold() -> Seams:
-    """What the coordinator before wrote down, and did not live to say, is never said."""
+    """Outputs that a coordinator logged and did not live to carry out are lost."""
     return Seams(does=lambda what, outputs: [] if what == "retell" else outputs)
 
 
@@ -209,9 +213,9 @@ def without_lines(*left_out: Event) -> Seams:
 
     def does(what: str, outputs: list[Output]) -> list[Output]:
         missing = [
-            one
-            for one in outputs
-            if what == "retell" and isinstance(one, Note) and one.event in left_out
+            out
+            for out in outputs
+            if what == "retell" and isinstance(out, WriteRecord) and out.event in left_out
         ]
         return [output for output in outputs if output not in missing]
 
@@ -219,22 +223,22 @@ def without_lines(*left_out: Event) -> Seams:
 
 
 def leaves_plans_untold() -> Seams:
-    """The journal lacks a plan that the coordinator before wrote to the record, and did not live to tell."""
+    """The journal lacks a plan that the coordinator before wrote to the log, and did not live to tell."""
     return without_lines(Event.PLAN)
 
 
 def leaves_settled_untold() -> Seams:
-    """The same for a generation that was formed."""
+    """The journal lacks a formed generation that the coordinator before wrote to the log."""
     return without_lines(Event.SETTLED)
 
 
 def settles_in_memory_only() -> Seams:
-    """That a generation has settled is not remembered."""
+    """The log does not keep that a generation has settled."""
     return Seams(does=unremembered(events.Settled))
 
 
 def believes_stale_breaks() -> Seams:
-    """A group that is long gone breaks, and the one of today is planned again."""
+    """A group that is long gone breaks, and the present one is planned again."""
 
     def hears(plane: ControlPlane, message: Any) -> list[Any]:
         if isinstance(message, GroupBroken):
@@ -255,7 +259,10 @@ def takes_any_agent_for_the_same() -> Seams:
 
 
 def never_ends_a_lease() -> Seams:
-    """A frozen node is waited for without end. What is frozen for a while only must not matter: see the other cases."""
+    """A frozen node is waited for without end.
+
+    What is frozen for a while only must not matter: see the other cases.
+    """
     return Seams(
         coordinator=settings(lease_beats=ENDLESS, hang_floor_ms=ENDLESS),
         node=settings(lease_beats=ENDLESS),
@@ -278,7 +285,7 @@ def trusts_a_kernel_for_ever() -> Seams:
 
 
 def takes_joiners_for_holders() -> Seams:
-    """A worker that is in a group is said to have the state, before it has taken it over."""
+    """A worker that is in a group counts as having the state before it has taken it over."""
 
     def hears(plane: ControlPlane, message: Any) -> list[Any]:
         return (
@@ -291,15 +298,15 @@ def takes_joiners_for_holders() -> Seams:
 
 
 def loses_a_shard() -> Seams:
-    """After a loss, the last shard belongs to no worker."""
+    """The last shard belongs to no worker after a loss."""
 
     def assign(
         previous: Any, members: Any, shard_count: int, shares: Any
     ) -> dict[str, tuple[int, ...]]:
         shards = POLICIES.assign(previous, members, shard_count, shares)
         return {
-            worker: mine[: len(mine) - bool(previous and worker == members[-1])]
-            for worker, mine in shards.items()
+            worker: held[: len(held) - bool(previous and worker == members[-1])]
+            for worker, held in shards.items()
         }
 
     return Seams(policies=Policies(assign=assign))
@@ -316,7 +323,7 @@ def compares_those_that_left() -> Seams:
 
 
 def counts_names_anew() -> Seams:
-    """Where the record was lost, the names of workers begin anew, whatever the nodes have started."""
+    """The names of workers begin anew with the log, whatever the nodes have started."""
     return Seams(hears=hello_with(started=0))
 
 
@@ -342,18 +349,18 @@ def stops_half_way() -> Seams:
 
 
 def goes_on_after_the_end() -> Seams:
-    """That the job has ended is not remembered: the next coordinator trains on."""
+    """The log does not keep the end of the job: the next coordinator trains on."""
 
     def does(what: str, outputs: list[Output]) -> list[Output]:
         over = any(isinstance(output, End) for output in outputs)
-        return [output for output in outputs if not (over and isinstance(output, Remember))]
+        return [output for output in outputs if not (over and isinstance(output, LogEntry))]
 
     return Seams(does=does)
 
 
 def gives_up_all_that_is_silent() -> Seams:
-    """That it may be cut off itself does not occur to the coordinator."""
-    return Seams(policies=Policies(may_give_up=lambda free, until_s, now_s: True))
+    """The coordinator never assumes that it may be cut off itself."""
+    return Seams(policies=Policies(may_give_up=lambda has_contact, lease_end_s, now_s: True))
 
 
 def has_leases_without_end() -> Seams:
@@ -362,7 +369,7 @@ def has_leases_without_end() -> Seams:
 
 
 def waits_for_no_lease() -> Seams:
-    """The same, and the coordinator does not even wait."""
+    """Nodes train on without a lease, and the coordinator does not even wait."""
     return Seams(
         coordinator=settings(coordinator_outage_s=0.0), node=settings(coordinator_outage_s=math.inf)
     )
@@ -391,7 +398,7 @@ def lets_no_node_in_twice() -> Seams:
 
 
 def leaves_leavers_behind() -> Seams:
-    """Where a rank is lost while others leave, those are not taken along, though they may have gone furthest."""
+    """A rank is lost while others leave, and the plan leaves these out, although furthest."""
 
     def next_world(known: Candidates) -> list[str]:
         return POLICIES.next_world(dataclasses.replace(known, abort=False))
@@ -418,7 +425,7 @@ def drains_the_last_holder() -> Seams:
 
 
 def resizes_in_memory_only() -> Seams:
-    """That the world is to be another is not remembered."""
+    """The log does not keep the decision for another world."""
     return Seams(does=unremembered(events.Resized))
 
 
@@ -430,15 +437,15 @@ def evicts_the_last_holder() -> Seams:
 def keeps_what_was_given_back() -> Seams:
     """Nodes that a job of higher priority has had are never used again."""
 
-    def happenings_of(event: Any, nodes: Any, unfit: Any) -> list[happenings.Event]:
-        found = POLICIES.happenings_of(event, nodes, unfit)
-        return [one for one in found if not isinstance(one, happenings.Returned)]
+    class Keeps(PolicyWorld):
+        def give_back(self, job: str, now_s: float) -> list[Decision]:
+            return self.tick(now_s)
 
-    return Seams(policies=Policies(happenings_of=happenings_of))
+    return Seams(policies=Policies(elastic_world=Keeps))
 
 
 def oversleeps() -> Seams:
-    """What the policy waits for, such as the end of a snooze, never comes."""
+    """The times for which the policy waits, such as the end of a snooze, never come."""
     waits = ("scaling_timeout_s", "faulty_scale_down_timeout_s", "scale_up_snooze_time_s")
 
     def coordinator(config: RunConfig) -> RunConfig:
@@ -460,25 +467,25 @@ def counts_the_time_that_starts_are_held() -> Seams:
 
 
 def without(kind: type) -> Callable[[str, list[Output]], list[Output]]:
-    """What a coordinator decides, but for outputs of one kind."""
+    """Return the outputs of a coordinator without those of a kind."""
     return lambda what, outputs: [output for output in outputs if not isinstance(output, kind)]
 
 
 def unremembered(kind: type) -> Callable[[str, list[Output]], list[Output]]:
-    """What a coordinator decides, with events of one kind left out of its record."""
+    """Return the outputs of a coordinator without the log entries of a kind of event."""
 
     def does(what: str, outputs: list[Output]) -> list[Output]:
         return [
             output
             for output in outputs
-            if not (isinstance(output, Remember) and isinstance(output.event, kind))
+            if not (isinstance(output, LogEntry) and isinstance(output.event, kind))
         ]
 
     return does
 
 
 def hello_with(**fields: Any) -> Callable[[ControlPlane, Any], list[Any]]:
-    """What is said, with other fields in every hello of a node."""
+    """Return the messages with other fields in every hello of a node."""
 
     def hears(plane: ControlPlane, message: Any) -> list[Any]:
         return (
@@ -496,13 +503,13 @@ def settings(**fields: Any) -> Callable[[RunConfig], RunConfig]:
 
 
 MISTAKES: dict[Callable[[], Seams], str] = {
-    forgets_generations: "was published after generation|was started twice|record was not lost",
+    forgets_generations: "was published after generation|was started twice|log was not lost",
     lets_zombies_live: "still runs",
     retells_nothing: "not over|is well and was given up|nobody failed to start",
     leaves_losses_untold: "no journal tells of",
     leaves_plans_untold: "no journal tells of the plans",
     leaves_settled_untold: "no journal tells of: \\['settled",
-    settles_in_memory_only: "without need|published after generation|record was not lost",
+    settles_in_memory_only: "without need|published after generation|log was not lost",
     believes_stale_breaks: "without need",
     starts_the_dead_again: "was started twice",
     takes_any_agent_for_the_same: "was started twice",
@@ -519,7 +526,7 @@ MISTAKES: dict[Callable[[], Seams], str] = {
     waits_for_no_lease: "is well and was given up|the state is there|goes on unseen",
     never_takes_back: "is left out|not over",
     lets_no_node_in_twice: "is well and was given up|not over|given up at|the state is there",
-    resizes_in_memory_only: "was published after|without need|record was not lost|was started twice",
+    resizes_in_memory_only: "was published after|without need|log was not lost|was started twice",
     oversleeps: "is room for",
     stops_half_way: "not over|is well and was given up",
     loses_a_shard: "generation",
@@ -540,18 +547,18 @@ def test_a_mistake_is_noticed(mistake: Callable[[], Seams]) -> None:
     check_noticed(mistake, MISTAKES[mistake])
 
 
-# -- mistakes in what is special about sharded jobs ---------------------------------------------------------------
+# -- mistakes in what is special about sharded jobs ------------------------------------------------
 
 
 def mixes_cuts() -> Seams:
     """Pieces of worlds of two sizes are offered together."""
 
-    def restorable(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-        found: dict[Any, set[int]] = {}
-        for one in snapshots:
-            found.setdefault((one.age, one.pieces), set()).add(one.piece)
+    def restorable(snapshots: Sequence[OfferedSnapshot]) -> tuple[OfferedSnapshot, ...]:
+        pieces: dict[Any, set[int]] = {}
+        for snap in snapshots:
+            pieces.setdefault((snap.age, snap.pieces), set()).add(snap.piece)
         return newest_first(
-            one for one in snapshots if len(found[one.age, one.pieces]) == one.pieces
+            snap for snap in snapshots if len(pieces[snap.age, snap.pieces]) == snap.pieces
         )
 
     return Seams(policies=Policies(restorable=restorable))
@@ -562,29 +569,31 @@ def offers_partial_sets() -> Seams:
     return Seams(policies=Policies(restorable=newest_first))
 
 
-def newest_first(snapshots: Iterable[Snapshot]) -> tuple[Snapshot, ...]:
-    return tuple(sorted(snapshots, key=lambda one: one.age, reverse=True))
+def newest_first(snapshots: Iterable[OfferedSnapshot]) -> tuple[OfferedSnapshot, ...]:
+    return tuple(sorted(snapshots, key=lambda snapshot: snapshot.age, reverse=True))
 
 
 def restores_the_oldest() -> Seams:
     """The oldest complete state is taken."""
 
-    def restorable(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-        found = POLICIES.restorable(snapshots)
-        return tuple(one for one in found if one.age == found[-1].age)
+    def restorable(snapshots: Sequence[OfferedSnapshot]) -> tuple[OfferedSnapshot, ...]:
+        complete = POLICIES.restorable(snapshots)
+        return tuple(snapshot for snapshot in complete if snapshot.age == complete[-1].age)
 
     return Seams(policies=Policies(restorable=restorable))
 
 
 def never_forgets_answers() -> Seams:
-    """What was stored at one loss is restored at the next."""
-    told: dict[str, Sealed] = {}  # node -> its first answer
+    """The snapshots that were stored at a loss are restored at the next one."""
+    answers: dict[str, Sealed] = {}  # node -> its first answer
 
     def hears(plane: ControlPlane, message: Any) -> list[Any]:
         if not isinstance(message, Sealed):
             return [message]
         return [
-            msgspec.structs.replace(told.setdefault(message.node, message), number=message.number)
+            msgspec.structs.replace(
+                answers.setdefault(message.node, message), number=message.number
+            )
         ]
 
     return Seams(hears=hears)
@@ -618,7 +627,7 @@ def gives_up_what_is_out_of_reach() -> Seams:
 
 
 def puts_old_answers_beside_new_ones() -> Seams:
-    """What others told before a node came back counts beside what that node tells, however old it is."""
+    """Answers from before a node came back count beside its own, however old they are."""
     return Seams(limits=Limits(apart_s=math.inf, fresh_s=math.inf))
 
 
@@ -631,7 +640,7 @@ def gives_up_too_soon() -> Seams:
         owing = [
             node
             for node in plane.membership.nodes
-            if node != message.node and plane.membership.asks(node)
+            if node != message.node and plane.membership.awaits_answer_of(node)
         ]
         return [*(Sealed(node, (), message.number) for node in owing), message]
 
@@ -653,11 +662,11 @@ SHARDED_MISTAKES: dict[Callable[[], Seams], str] = {
 
 @pytest.mark.parametrize("mistake", SHARDED_MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_a_mistake_with_pieces_is_noticed(mistake: Callable[[], Seams]) -> None:
-    """The same, of a sharded job."""
+    """A history of a sharded job with a planted mistake breaks the law that it is about."""
     check_noticed(mistake, SHARDED_MISTAKES[mistake], "sharded")
 
 
-# -- replicas whose states are kept, with a mistake ---------------------------------------------------------------
+# -- replicas whose states are kept, with a mistake ------------------------------------------------
 
 
 def copies_too_rarely() -> Seams:
@@ -666,7 +675,7 @@ def copies_too_rarely() -> Seams:
     class Lazy(CopyBudget):
         def copied(self, step: int, cost_s: float | None) -> None:
             super().copied(step, cost_s)
-            self.let_go = step + 2 * self.every
+            self.skipped_until = step + 2 * self.every
 
     return Seams(budget=lambda: Lazy(every_step=False))
 
@@ -675,7 +684,7 @@ def counts_untorn_losses() -> Seams:
     """The judge excuses the steps that a torn rank has lost, whatever became of the other ranks of its world."""
 
     def of_any(records: Sequence[Record]) -> list[TornWorld]:
-        torn = {(one["generation"], one["step"]) for one in records if one.event == Event.TORN}
+        torn = {(row["generation"], row["step"]) for row in records if row.event == Event.TORN}
         return [TornWorld(generation, step, every=1000) for generation, step in sorted(torn)]
 
     return Seams(torn_worlds=of_any)
@@ -696,5 +705,5 @@ KEPT_MISTAKES: dict[Callable[[], Seams], str] = {
 
 @pytest.mark.parametrize("mistake", KEPT_MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_a_mistake_with_copies_is_noticed(mistake: Callable[[], Seams]) -> None:
-    """The same, of a replicated job whose states are kept on their nodes."""
+    """A history of a kept job with a planted mistake breaks the law that the mistake is about."""
     check_noticed(mistake, KEPT_MISTAKES[mistake], "kept")

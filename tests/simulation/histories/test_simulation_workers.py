@@ -1,7 +1,7 @@
 """Planted mistakes in the decisions of workers and slots: some simulated history breaks a law with each.
 
-The simulated workers and slots run the code of the product. A mistake in it that no history notices would say that they
-do not.
+The simulated workers and slots run the code of the product. A mistake in it that no history notices
+would say that they do not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATIENCE = 4000
 
 
 def waits_in_a_broken_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a generation is given up, the plan that waits for a step boundary waits on."""
+    """A plan that waits for a step boundary waits on when its generation is given up."""
 
     def give_up(
         self: GenerationCourse[Generation], generation: Generation
@@ -64,7 +64,6 @@ def follows_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
     """All are to have the step of the member that is furthest behind."""
 
     def target(self: Generation) -> MemberProgress:
-        assert self.standings is not None
         return min(self.standings, key=lambda standing: standing.step)
 
     monkeypatch.setattr(Generation, "target", property(target))
@@ -96,7 +95,7 @@ MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], tuple[int, str]] = {
 def test_a_mistake_of_workers_is_noticed(
     monkeypatch: pytest.MonkeyPatch, mistake: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    """With a mistake in what a worker decides some history of a replicated job breaks a law."""
+    """Some history of a replicated job breaks a law with a mistake in a worker's decisions."""
     mistake(monkeypatch)
     notice(*MISTAKES[mistake], "replicated")
 
@@ -112,7 +111,7 @@ def overwrites_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mistake_of_slots_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the newest complete copy is overwritten, some history of a sharded job loses its state."""
+    """Some history of a sharded job loses its state if the newest complete copy is overwritten."""
     overwrites_what_is_kept(monkeypatch)
     notice(727, "every replica was lost|is stored|goes on unseen", "sharded")
 

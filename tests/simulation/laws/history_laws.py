@@ -1,4 +1,4 @@
-"""What must hold at every moment of every history."""
+"""The laws that must hold at every moment of every history."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from chaoskit.coordinator.membership import events
 from chaoskit.vocabulary import Event
 from chaoskit.wire import messages
-from chaoskit.wire.messages import EndJob, Plan, StartWorker, StopWorker
+from chaoskit.wire.messages import EndJob, NodeLost, Plan, StartWorker, StopWorker, WorkerLost
 from simulation.laws.size_law import SizeLaw
 from simulation.network import COORDINATOR
 from simulation.processes.worker import GENESIS, advance, gradient
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from simulation.processes.worker import Worker
     from simulation.world import World
 
-#: A worker that was given up must be gone after so long, if its agent can hear.
+#: Time after which a worker that was given up must be gone, if its agent is in contact.
 STRAY_S = 1.0
-#: A node that was left out is back so long after the network is whole: one node a test of all links.
+#: Time after which nodes that were left out are back in a whole network: one node a test of all
+#: links.
 RETURN_S = 5.0
 
 
@@ -31,12 +32,13 @@ class Violation(AssertionError):
 
 
 class Laws:
-    """Sees everything that the cluster does.
+    """Follows all that the cluster does, and raises :class:`Violation` when a law is broken.
 
     Attributes:
-        excused: workers whose loss has a cause that a fault gave them.
-        excused_nodes: the same for nodes, and for every worker there.
-        parted: nodes that were cut off from other nodes: of two that cannot reach each other either may be left out.
+        excused: workers that a fault struck, so their loss is no mistake.
+        excused_nodes: nodes that a fault struck; this excuses their workers, too.
+        parted: nodes that were cut off from other nodes: of two that cannot reach each other,
+            either may be left out.
     """
 
     def __init__(self, world: World) -> None:
@@ -46,15 +48,15 @@ class Laws:
         self.parted: set[str] = set()
         self.plans: dict[int, Plan] = {}
         self.lost_s: dict[str, float] = {}
-        self.ordered: set[str] = set()  # workers that agents were told to start
-        self.untold: set[str] = set()  # decisions in the record of which no journal tells yet
+        self.ordered: set[str] = set()  # workers that agents were ordered to start
+        self.untold: set[str] = set()  # decisions in the log that are in no journal yet
         self.planned: set[int] = set()  # generations whose plan is in a journal
-        self.formed: set[int] = set()  # generations that some worker has met
+        self.formed: set[int] = set()  # generations in which the members have met
         self.settled: set[int] = set()
         self.end: EndJob | None = None
         self.torn = False  # in the first step, a copy in place broke off: the state was lost with its source
         self.repeated = 0  # committed steps that one generation took again
-        self.resized = 0  # times that the world was to be another
+        self.resized = 0  # number of decisions for a world of other nodes
         self.high = 0  # steps that some rank has committed
         self.size = SizeLaw(world)
         self.keepers: set[str] = set()  # nodes on which some rank has had the state
@@ -64,31 +66,32 @@ class Laws:
         self._zombie_commits: dict[str, int] = defaultdict(int)
         self._known: dict[int, set[int]] = defaultdict(
             set, {0: {GENESIS}}
-        )  # step -> what there is after so many
+        )  # step -> the right states after it
         self._next: dict[tuple[int, int, int], int] = {}
 
     def require(self, holds: bool, law: str) -> None:
-        """Break off where a law does not hold."""
+        """Raise Violation if a law does not hold."""
         if not holds:
             self._world.engine.note(f"VIOLATION: {law}")
             raise Violation(law)
 
     def is_known(self, state: int, step: int) -> bool:
-        """Whether ``state`` is that of ``step`` steps which nothing ever broke.
+        """Return whether ``state`` is a right state after ``step`` steps.
 
-        There is one for each step; where the batch follows the world, one for every way there, by sizes of the world.
+        Each step has one right state. If the batch follows the world, there is one for each
+        sequence of world sizes up to the step.
         """
         return state in self._known[step]
 
     def took_step(self, worker: Worker, formation: Formation) -> None:
-        """The step that was added was made of the whole batch, each shard computed from the same, known state."""
+        """Check that a step was made of the whole batch, and all of it from one right state."""
         step, count = worker.step, self.batch(len(formation.plan.members))
         right = {self._after(state, step - 1, count) for state in self._known[step - 1]}
         self.require(worker.state in right, f"{worker.name} has a wrong state after step {step}")
         self._known[step].add(worker.state)
 
     def batch(self, world: int) -> int:
-        """Shards that so many ranks compute; reckoned here anew."""
+        """Return the number of shards of a world's batch, computed independently."""
         config = self._world.config
         return (
             config.shard_count
@@ -104,16 +107,16 @@ class Laws:
             )
         return self._next[key]
 
-    # -- what coordinators do -------------------------------------------------------------------------------------
+    # -- what coordinators do ----------------------------------------------------------------------
 
-    def remembered(self, coordinator: Coordinator, entries: list[Any]) -> None:
-        """No healthy worker is given up."""
+    def logged(self, coordinator: Coordinator, entries: list[Any]) -> None:
+        """Check that the logged events of a coordinator give up no healthy worker or node."""
         for entry in entries:
             self.untold.update(_lines_of(entry.event))
             self.resized += isinstance(entry.event, events.Resized)
-            self.size.remembered(entry.event, entry.now_s - entry.lag_s)
+            self.size.logged(entry.event, entry.now_s - entry.lag_s)
             match entry.event:
-                case events.WorkerLost(worker):
+                case WorkerLost(worker):
                     process = self._world.workers.get(worker)
                     guilty = (
                         worker in self.excused or worker.rpartition(".")[0] in self.excused_nodes
@@ -144,7 +147,7 @@ class Laws:
                 case events.Settled(generation) if generation in self.plans and not self.keepers:
                     self.keepers.update(member.node for member in self.plans[generation].members)
                 case events.Resized(_, idle) if self._world.haven in idle:
-                    self._world.haven = ""  # nothing is kept there any more
+                    self._world.haven = ""  # no state is kept there any more
                 case events.Evicted(node):
                     self._is_kept_without(
                         [name for name in self.ordered if name.rpartition(".")[0] == node],
@@ -154,53 +157,60 @@ class Laws:
                     for name in self.ordered:
                         if name.rpartition(".")[0] == node:
                             self.lost_s.setdefault(name, self._world.engine.now_s)
-                case events.NodeLost(node):
+                case NodeLost(node):
                     if self._world.engine.now_s > self._world.agents[node].lease_until_s:
                         self.gave_up(node)
                     self.require(
                         node in self.excused_nodes, f"node {node} is well and was given up"
                     )
-                    for name in self.ordered:  # also who has yet to begin there
+                    for name in self.ordered:  # workers that have yet to begin there, too
                         if name.rpartition(".")[0] == node:
                             self.lost_s.setdefault(name, self._world.engine.now_s)
 
     def _is_kept_without(self, going: list[str], what: str) -> None:
-        """A worker that is made to go is not the last with the newest state, or one step less: then all can go on.
+        """Check that workers that must go are not alone with the newest state or the one before.
 
-        A worker that never stood in a generation has no state, although it counts as many steps as one that lost the
-        first step. While the first step is copied in place, the coordinator cannot know that the copy broke off.
+        A worker that was in no generation has no state, although it counts as many steps as one
+        that lost the first step. While the first step is copied in place, the coordinator cannot
+        know that the copy broke off.
         """
         if self._world.sharded or not self.high:
             return
-        known = [one for one in self._world.workers.values() if one.name not in self.lost_s]
-        having = {one.name for one in known if one.step >= self.high - 1 and one.board.generation}
+        present = [
+            worker for worker in self._world.workers.values() if worker.name not in self.lost_s
+        ]
+        having = {
+            worker.name
+            for worker in present
+            if worker.step >= self.high - 1 and worker.board.generation
+        }
         last = bool(having) and having.issubset(going)
-        torn = self.high == 1 and any(one.step < 0 for one in known)
+        torn = self.high == 1 and any(worker.step < 0 for worker in present)
         self.require(
             not last or torn,
             f"{', '.join(sorted(having))} had step {self.high} alone, and was {what}",
         )
 
     def gave_up(self, node: str) -> None:
-        """A node was not heard for as long as its lease: it has ended its workers, or they do not commit any more."""
+        """Excuse a node with an expired lease: its workers have ended, or commit no more."""
         self.excused_nodes.add(node)
         if self._world.haven == node:
             self._world.haven = ""
 
     def sent(self, coordinator: Coordinator, node: str, message: messages.Message) -> None:
-        """Decisions leave a coordinator here."""
+        """Check a message that a coordinator sends to a node."""
         if isinstance(message, Plan):
             self.require(
                 self.end is None, f"generation {message.generation} was published after the end"
             )
-            if message != self.plans.get(max(self.plans, default=0)):  # else it is only said again
+            if message != self.plans.get(max(self.plans, default=0)):  # else it is only repeated
                 self._published(coordinator, message)
         elif isinstance(message, StartWorker):
             self.ordered.add(message.worker)
-            if self._world.record.losses and message.worker not in self._world.workers:
+            if self._world.log.losses and message.worker not in self._world.workers:
                 self.lost_s.pop(
                     message.worker, None
-                )  # the name of a worker that never began is given once more
+                )  # the name of a worker that never began is used again
             self.require(self.end is None, f"{message.worker} was started after the end")
         elif isinstance(message, StopWorker) and message.cause == "left":
             rank = self.plans[max(self.settled)].member(message.worker) if self.settled else None
@@ -238,32 +248,36 @@ class Laws:
             self._world.engine.now_s
         )  # of two that are lost at once, the first leads to a plan with the second
         gone = [worker for worker in workers if self.lost_s.get(worker, now_s) < now_s]
-        said_again = (
+        repeated = (
             generation <= coordinator.inherited
         )  # where no newer one can be: it ends those before
-        self.require(said_again or not gone, f"generation {generation} has lost workers: {gone}")
-        if newest and not self._world.record.losses:
+        self.require(repeated or not gone, f"generation {generation} has lost workers: {gone}")
+        if newest and not self._world.log.losses:
             self._needed(self.plans[newest], plan)
         self.plans[generation] = plan
 
     def _most(self) -> int:
-        """Ranks for which there are shards; a batch that follows the world grows no further than was said."""
+        """Return the largest allowed number of ranks."""
         config = self._world.config
         return config.shard_count if config.follow is None else config.nodes_max
 
     def _newest(self, coordinator: Coordinator) -> int:
-        """The last generation that there was; without a record, the last one of which anybody can tell."""
-        if self._world.record.losses:
+        """Return the last generation; without a log, the last one that a connected node knows."""
+        if self._world.log.losses:
             return max(
                 (self._world.agents[node].generation for node in coordinator.nodes), default=0
             )
         return max(self.plans, default=0)
 
     def _needed(self, before: Plan, plan: Plan) -> None:
-        """The end of a coordinator is no reason to regroup; nor is what was said of another generation."""
+        """Check that a new generation with the same members has a reason.
+
+        The end of a coordinator is no reason to regroup; nor is a report on another generation.
+        """
         members = {member.worker for member in before.members}
         loads, then = (
-            {one.worker: len(one.shards) for one in plan.members} for plan in (before, plan)
+            {member.worker: len(member.shards) for member in plan.members}
+            for plan in (before, plan)
         )
         if loads != then and not plan.abort:
             return  # ranks are not equally fast
@@ -272,7 +286,7 @@ class Laws:
             or before.generation not in self.settled
         ):
             return
-        nodes = {one.node for one in (*before.members, *before.restore)}
+        nodes = {place.node for place in (*before.members, *before.restore)}
         if self.excused & members or nodes & (self.excused_nodes | self.parted):
             return
         whole = self._world.mesh(before).whole
@@ -281,7 +295,7 @@ class Laws:
         )
 
     def noted(self, coordinator: Coordinator, event: Event, fields: dict[str, Any]) -> None:
-        """The journal of a coordinator."""
+        """Take in a record in the journal of a coordinator."""
         if event == Event.SETTLED:
             self.settled.add(fields["generation"])
             self.untold.discard(f"settled {fields['generation']}")
@@ -294,14 +308,12 @@ class Laws:
         elif event == Event.RESIZED:
             self.untold.discard("resized")
         elif event == Event.RECORD_LOST:
-            self.require(
-                bool(self._world.record.losses), f"the record was not lost: {fields['detail']}"
-            )
+            self.require(bool(self._world.log.losses), f"the log was not lost: {fields['detail']}")
 
     def _no_strays(self, coordinator: Coordinator) -> None:
         world, now_s = self._world, self._world.engine.now_s
         if coordinator.awake_since_s > now_s - STRAY_S:
-            return  # it could tell nobody
+            return  # it could send no order in this time
         for name, process in world.workers.items():
             agent = process.agent
             calm = (
@@ -316,21 +328,24 @@ class Laws:
                     gone_s > now_s - STRAY_S, f"{name} was given up at {gone_s:.3f} and still runs"
                 )
 
-    # -- what workers do ------------------------------------------------------------------------------------------
+    # -- what workers do ---------------------------------------------------------------------------
 
     def started(self, worker: Worker) -> None:
-        """A name means one process."""
+        """Check that the name of a new worker is not in use, and add it."""
         self.require(worker.name not in self._world.workers, f"{worker.name} was started twice")
         self._world.workers[worker.name] = worker
 
     def met(self, formation: Formation) -> None:
-        """The members of a generation know each other's steps: nothing that one rank committed alone can be lost."""
+        """Check that a generation does not lose a step that one rank committed alone.
+
+        Its members have met, so they know each other's steps.
+        """
         target, generation = formation.target.step, formation.plan.generation
         self.formed.add(generation)
         self.require(
             target >= self.high - 1
             or generation
-            < max(self.formed)  # a zombie hears of the past: a newer one has begun without it
+            < max(self.formed)  # a zombie's generation is past: a newer one has begun without it
             or (target < 0 and self.high == 1)  # a copy in place broke off
             or self._newest_is_gone,
             f"generation {generation} goes back to step {target} from {self.high}",
@@ -340,7 +355,8 @@ class Laws:
     def _newest_is_gone(self) -> bool:
         """Return whether all ranks that went on alone are lost. A rank that was to leave is not.
 
-        A rank that was given up with its node is lost, too, if its agent is stopped: nothing can read its state.
+        A rank that was given up with its node is lost, too, if its agent is stopped: nothing can
+            read its state.
         """
         living = [
             worker
@@ -349,28 +365,33 @@ class Laws:
         ]
         return not self._world.haven and all(worker.step < self.high - 1 for worker in living)
 
-    def reduced(self, mesh: Mesh, step: int, one: Round) -> None:
-        """All contributions of a step have come together."""
-        shards = sorted(shard for brought in one.brought.values() for shard in brought.shards)
+    def reduced(self, mesh: Mesh, step: int, round_: Round) -> None:
+        """Check a reduction to which all ranks have contributed."""
+        shards = sorted(shard for brought in round_.brought.values() for shard in brought.shards)
         self.require(
             shards == list(range(self.batch(mesh.size))), f"step {step} was made of {shards}"
         )
         newest = max(
-            (theirs for past in self._committers.values() for theirs in past.values()), default=0
+            (
+                other_generation
+                for past in self._committers.values()
+                for other_generation in past.values()
+            ),
+            default=0,
         )
-        alone = mesh.plan.generation >= newest or bool(self._world.record.losses)
+        alone = mesh.plan.generation >= newest or bool(self._world.log.losses)
         alone |= (
             not mesh.whole
         )  # then no rank completes it: one that has left spreads no segment of it
         leases_s = [worker.agent.lease_until_s for worker in mesh.joined.values()]
         alone |= self._world.engine.now_s > max(leases_s, default=0.0)  # then no rank commits it
         self.require(alone, f"generation {mesh.plan.generation} goes on beside {newest}")
-        states = {brought.state for brought in one.brought.values()}
+        states = {brought.state for brought in round_.brought.values()}
         alike = len(states) == 1 and self.is_known(*states, step)
         self.require(alike, f"step {step} was computed from {len(states)} other states")
 
     def healed(self, worker: Worker, formation: Formation) -> None:
-        """A worker has taken over the state of another."""
+        """Check the state that a worker has taken over from another."""
         target = formation.target.step
         over = (
             max(self.plans, default=0) > formation.plan.generation
@@ -381,12 +402,12 @@ class Laws:
         self.keepers.add(worker.agent.node)
 
     def committed(self, worker: Worker, formation: Formation) -> None:
-        """A rank has taken a step."""
+        """Check a step that a rank has committed."""
         step, generation, name = worker.step, formation.plan.generation, worker.name
         self.took_step(worker, formation)
-        for other, theirs in self._committers[step].items():
-            older, newer = min(theirs, generation), max(theirs, generation)
-            behind = other if theirs < generation else name
+        for other, other_generation in self._committers[step].items():
+            older, newer = min(other_generation, generation), max(other_generation, generation)
+            behind = other if other_generation < generation else name
             self.require(
                 older == newer or self.plans[newer].member(behind) is None,
                 f"step {step} was committed in generations {older} and {newer}, and {behind} is in both",
@@ -395,29 +416,30 @@ class Laws:
             settled > generation and not self.plans[settled].member(name)
             for settled in self.settled
         ):
-            # Its last reduction was over when it was fenced: it may still take that step, like everybody else.
+            # Its last reduction was over when it was fenced: it may still take that step, like all
+            # other ranks.
             self._zombie_commits[name] += 1
             self.require(self._zombie_commits[name] == 1, f"{name} commits although it was fenced")
         self._committers[step][name] = generation
         self.high = max(self.high, step)
 
-    # -- the end --------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def judge(self, finished: bool) -> None:
-        """When all is over."""
+        """Check the end of a history."""
         world = self._world
         self.require(
             finished,
             f"not over after {world.engine.now_s:.0f} s, {world.patience_s:.0f} s after the faults",
         )
-        if not world.record.losses:
+        if not world.log.losses:
             self.require(not self.untold, f"no journal tells of: {sorted(self.untold)}")
             unplanned = self.formed - self.planned
             self.require(
                 not unplanned, f"no journal tells of the plans of generations {sorted(unplanned)}"
             )
-        self._nobody_stays_outside()
-        end = self.end or world.coordinator.plane.picture()[-1]
+        self._require_all_readmitted()
+        end = self.end or world.coordinator.plane.messages_for_observer()[-1]
         assert isinstance(end, EndJob)
         if end.ok:
             self.require(
@@ -429,13 +451,13 @@ class Laws:
             self.require(
                 len(self.lost_s) > world.config.max_failures, f"{len(self.lost_s)} losses: {reason}"
             )
-        elif "record was lost" in reason:
-            self.require(bool(world.record.losses), f"the record was not lost: {reason}")
+        elif "log was lost" in reason:
+            self.require(bool(world.log.losses), f"the log was not lost: {reason}")
         elif "every replica was lost" in reason:
             self.require(self._may_be_lost(), f"the state is there: {reason}")
             going = [generation for generation in self.settled if self._goes_on(generation)]
             self.require(
-                not going or bool(world.record.losses),
+                not going or bool(world.log.losses),
                 f"generation {going} goes on unseen: {reason}",
             )
         elif (
@@ -450,7 +472,7 @@ class Laws:
         elif "start-up" in reason:
             struck = self.excused | self.excused_nodes | world.barren.keys()
             late = bool(
-                world.record.losses
+                world.log.losses
             )  # the nodes that may still come are waited for, of a start-up of seconds
             late |= (
                 world.engine.now_s < world.coordinator.awake_since_s + world.config.startup_s
@@ -460,16 +482,16 @@ class Laws:
             self.require(reason == world.stopped, f"unexpected end: {reason}")
 
     def _may_be_lost(self) -> bool:
-        """Whether nobody who can be reached has the state."""
+        """Return whether no node that can be reached has the state."""
         return self._world.haven not in self.keepers or (
             self.high <= 1 and (self.torn or self._haven_is_torn)
         )
 
     @property
     def _haven_is_torn(self) -> bool:
-        """Whether a copy of the first step broke off on the node that no fault strikes, and no later one was made.
+        """True if a copy of the first step broke off on the haven, and no later one was made.
 
-        A rank that finds no other source gives itself up. No plan need tell it before that no member has the state.
+        A rank that finds no other source gives itself up, and need not get a plan before.
         """
         steps = [
             worker.step
@@ -479,14 +501,15 @@ class Laws:
         return min(steps, default=0) < 0 and max(steps) < 1
 
     def _goes_on(self, generation: int) -> bool:
-        """Whether all members of a generation can still commit in it."""
+        """Return whether all members of a generation can still commit in it."""
         world, plan = self._world, self.plans[generation]
         workers = [world.workers[member.worker] for member in plan.members]
-        able = [one.alive and not one.hung and not one.over for one in workers]
-        leased = all(world.engine.now_s <= one.agent.lease_until_s for one in workers)
+        able = [worker.alive and not worker.hung and not worker.over for worker in workers]
+        leased = all(world.engine.now_s <= worker.agent.lease_until_s for worker in workers)
         return leased and all(able) and world.mesh(plan).whole
 
-    def _nobody_stays_outside(self) -> None:
+    def _require_all_readmitted(self) -> None:
+        """Check that no node is left out that has long been able to reach all others."""
         world, now_s = self._world, self._world.engine.now_s
         calm = (
             not world.severed and max(world.healed_s, world.coordinator.began_s) < now_s - RETURN_S
@@ -497,8 +520,8 @@ class Laws:
             self.require(not well, f"{node} reaches everybody and is left out")
 
 
-def _lines_of(event: events.AnyEvent) -> list[str]:
-    """What the journal is to say of an event besides losses."""
+def _lines_of(event: events.MembershipEvent) -> list[str]:
+    """Return the lines that the journal must have for an event, besides losses."""
     match event:
         case events.Settled(generation):
             return [f"settled {generation}"]
@@ -506,7 +529,7 @@ def _lines_of(event: events.AnyEvent) -> list[str]:
             return [f"{Event.EVICTED} {node}"]
         case events.LeftOut(nodes):
             return [f"{Event.LEFT_OUT} {nodes}"]
-        case events.Returned(nodes):
+        case events.Readmitted(nodes):
             return [f"{Event.RETURNED} {nodes}"]
         case events.Resized():
             return ["resized"]

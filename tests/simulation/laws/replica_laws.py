@@ -1,15 +1,14 @@
-"""What must hold besides in every history of a replicated job whose state outlives its workers."""
+"""The additional laws for every history of a replicated job of which the nodes keep the states."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chaoskit.coordinator.membership import events
 from chaoskit.journal import Record
 from chaoskit.runlog.history import History
 from chaoskit.runlog.torn import TornWorld, lost_without_reason
 from chaoskit.vocabulary import Event
-from chaoskit.wire.messages import Plan
+from chaoskit.wire.messages import NodeLost, Plan
 from simulation.laws.history_laws import Laws
 
 if TYPE_CHECKING:
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class ReplicaLaws(Laws):
-    """At most k steps are lost, and only if all ranks ended in one update; and the judge says so.
+    """The laws on lost steps: at most k, and only if all ranks ended in one update.
 
     Attributes:
-        records: what the journals of such a run would hold, as far as the judge of lost steps reads them.
-        bereft: a node was lost with a state that no other had.
+        records: the records that the journals of such a run would hold for the judge of lost steps.
+        bereft: a node was lost with a state that no other node had.
     """
 
     def __init__(self, world: World) -> None:
@@ -40,35 +39,41 @@ class ReplicaLaws(Laws):
         self._judged: set[int] = set()
 
     def write(self, event: Event, source: str, **fields: Any) -> None:
-        """A line of a journal."""
+        """Write a record to the journals."""
         self.records.append(Record(len(self.records), source, event, fields))
 
     def overtaken(self) -> None:
+        """Note that a copy was not made, as its source went on."""
         self._overtaken = True
 
-    def remembered(self, coordinator: Coordinator, entries: list[Any]) -> None:
-        super().remembered(coordinator, entries)
+    def logged(self, coordinator: Coordinator, entries: list[Any]) -> None:
+        super().logged(coordinator, entries)
         for entry in entries:
-            if isinstance(entry.event, events.NodeLost):
+            if isinstance(entry.event, NodeLost):
                 others = [
                     node for node in coordinator.plane.membership.nodes if node != entry.event.node
                 ]
                 self.bereft |= self._newest_on([entry.event.node]) > self._newest_on(others) + 1
 
     def _newest_on(self, nodes: list[str]) -> int:
-        """The newest step on these nodes: of workers, also of those that have ended unheard, and of what is kept."""
+        """Return the newest step on these nodes, of their workers or of a kept state.
+
+        Workers of which the keeper has not noticed the end count, too.
+        """
         keepers = [self._world.agents[node].kept for node in nodes]
         workers = [
-            one
-            for one in self._world.workers.values()
-            if one.agent.kept in keepers and one.board.generation
+            worker
+            for worker in self._world.workers.values()
+            if worker.agent.kept in keepers and worker.board.generation
         ]
         having = [
-            one.step
-            for one in workers
-            if one.alive or (one.name not in one.agent.kept.buried and not one.torn)
+            worker.step
+            for worker in workers
+            if worker.alive or (worker.name not in worker.agent.kept.buried and not worker.torn)
         ]
-        return max([*having, *(one.step for keeper in keepers for one in keeper.kept)], default=-1)
+        return max(
+            [*having, *(state.step for keeper in keepers for state in keeper.kept)], default=-1
+        )
 
     def _published(self, coordinator: Coordinator, plan: Plan) -> None:
         super()._published(coordinator, plan)
@@ -90,7 +95,7 @@ class ReplicaLaws(Laws):
         self.write(Event.COMMIT, worker.name, **numbers)
 
     def ended(self, worker: ReplicaWorker) -> None:
-        """A process is gone: was it the last one of a world that ended in one update?"""
+        """Note the end of a process, and the end of its world if all ended in the same update."""
         if not worker.updating:
             return
         generation = worker.board.generation
@@ -98,15 +103,17 @@ class ReplicaLaws(Laws):
         torn[worker.name] = worker.step
         steps = {torn.get(member.worker) for member in self.plans[generation].members}
         if steps == {worker.step}:
-            told = {
+            intervals = {
                 record["worker"]: record["every"]
                 for record in self.records
                 if record.event == Event.COPY_INTERVAL and record["generation"] == generation
             }
-            self._worlds.append(TornWorld(generation, worker.step, max(told.values(), default=1)))
+            self._worlds.append(
+                TornWorld(generation, worker.step, max(intervals.values(), default=1))
+            )
 
     def met(self, formation: Formation) -> None:
-        """A generation goes back no further than it must."""
+        """Check that a generation goes back no further than it must."""
         goal, generation = formation.goal_step, formation.plan.generation
         self.formed.add(generation)
         zombie = generation < max(self.formed)
@@ -145,12 +152,17 @@ class ReplicaLaws(Laws):
     def judge(self, finished: bool) -> None:
         super().judge(finished)
         history = History(self.records)
-        told = lost_without_reason(history, self._world.seams.torn_worlds(self.records))
-        due = lost_without_reason(history, [one for one in self._worlds if self._is_told(one)])
+        counted = lost_without_reason(history, self._world.seams.torn_worlds(self.records))
+        due = lost_without_reason(
+            history, [torn for torn in self._worlds if self._is_noticed(torn)]
+        )
         self.repeated = history.repeated_steps()
-        self.require(told == due, f"the judge counts {told} lost steps, and not {due}")
+        self.require(counted == due, f"the judge counts {counted} lost steps, and not {due}")
 
-    def _is_told(self, torn: TornWorld) -> bool:
-        """Whether every keeper has heard how its worker ended: not from an agent that is stopped for good."""
+    def _is_noticed(self, torn: TornWorld) -> bool:
+        """Return whether every keeper has noticed the end of its worker.
+
+        An agent that is stopped for good does not report it.
+        """
         workers = [self._world.workers[name] for name in self._torn[torn.generation]]
         return all(worker.name in worker.agent.kept.buried for worker in workers)

@@ -1,4 +1,4 @@
-"""What must hold besides in every history of a sharded job."""
+"""The additional laws for every history of a sharded job."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ if TYPE_CHECKING:
     from simulation.processes.worker import Worker
     from simulation.world import World
 
-#: Committed steps that are taken again: ranks may be apart by one, and a copy may be under way.
+#: Committed steps that may be taken again: ranks may differ by one step, and a copy may be under
+#: way.
 LOST_STEPS_MAX = 1
-#: A node that was heard for so long without a break can have said what it keeps.
+#: A node that has been in contact for so long without a break has had time to report its copies.
 CALM_S = 0.5
 
 
 class ShardedLaws(Laws):
-    """Replaces what a replica may do by what ranks with pieces must do together."""
+    """The laws of a sharded job, in which the ranks must take over their pieces together."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._begun: dict[
             int, tuple[int, int]
-        ] = {}  # generation -> what its first member began with
+        ] = {}  # generation -> step and state with which its first member began
         self.unreadable: set[int] = set()  # generations in which a copy could not be read
         self.stored_at_end: Age | None = None
-        self._taken: dict[int, set[str]] = defaultdict(set)  # generation -> who has taken over
+        self._taken: dict[int, set[str]] = defaultdict(
+            set
+        )  # generation -> workers that have taken over a piece
 
-    # -- where a generation begins --------------------------------------------------------------------------------
+    # -- where a generation begins -----------------------------------------------------------------
 
     def _published(self, coordinator: Coordinator, plan: Plan) -> None:
         super()._published(coordinator, plan)
@@ -54,7 +57,7 @@ class ShardedLaws(Laws):
         stored = self.newest_stored(coordinator)
         behind = stored[0] - step if stored else 0
         allowed = LOST_STEPS_MAX if plan.restore else 0
-        if self._grows(plan):  # all train on until they hear of it
+        if self._grows(plan):  # all train on until they get the plan
             allowed = self.high if self._world.latency_s else LOST_STEPS_MAX + 1
         self.repeated = max(self.repeated, self.high - step)
         self.require(
@@ -74,18 +77,18 @@ class ShardedLaws(Laws):
             super()._needed(before, plan)
 
     def newest_stored(self, coordinator: Coordinator) -> Age | None:
-        """The newest state of which every piece is kept on nodes that can be asked."""
-        found: dict[tuple[Age, int], set[int]] = defaultdict(set)
+        """Return the age of the newest state of which nodes that can be asked keep every piece."""
+        pieces_of: dict[tuple[Age, int], set[int]] = defaultdict(set)
         for node in coordinator.nodes:
             if self._can_be_asked(node):
                 for _, copy in self._world.agents[node].kept.all():
                     if not copy.corrupt:
-                        found[copy.age, copy.pieces].add(copy.piece)
-        whole = [age for (age, pieces), there in found.items() if len(there) == pieces]
+                        pieces_of[copy.age, copy.pieces].add(copy.piece)
+        whole = [age for (age, pieces), present in pieces_of.items() if len(present) == pieces]
         return max(whole, default=None)
 
     def _can_be_asked(self, node: str) -> bool:
-        """And its copies read: nothing is wrong with it, and has not been for a while."""
+        """Return whether a node and the network are well, and have been for ``CALM_S``."""
         world, agent = self._world, self._world.agents[node]
         since_s = world.engine.now_s - CALM_S
         well = (
@@ -98,25 +101,25 @@ class ShardedLaws(Laws):
         return well and network and world.coordinator.awake_since_s < since_s
 
     def read(self, worker: Worker, copies: list[Copy]) -> None:
-        """What one rank puts together."""
+        """Check that the copies from which a rank restores make up one state."""
         states = {(copy.age, copy.state, copy.pieces) for copy in copies}
         self.require(len(states) == 1, f"{worker.name} makes one state of {len(states)}")
 
     def took_over(self, worker: Worker, formation: Formation) -> None:
-        """A rank has its piece of the state, and is going to train on it."""
-        generation, mine = formation.plan.generation, (worker.step, worker.state)
-        begun = self._begun.setdefault(generation, mine)
+        """Check the state that a rank has taken over and is going to train on."""
+        generation, own = formation.plan.generation, (worker.step, worker.state)
+        begun = self._begun.setdefault(generation, own)
         self.require(
-            begun == mine, f"generation {generation} begins with steps {begun[0]} and {worker.step}"
+            begun == own, f"generation {generation} begins with steps {begun[0]} and {worker.step}"
         )
         self.require(self.is_known(worker.state, worker.step), f"{worker.name} took a wrong state")
         self._taken[generation].add(worker.name)
         self.keepers.add(worker.agent.node)
 
     def met(self, formation: Formation) -> None:
-        """Steps of before count for nothing: all begin with stored pieces."""
+        """Check nothing: all ranks begin with stored pieces, whatever their steps before."""
 
-    def reduced(self, mesh: Mesh, step: int, one: Round) -> None:
+    def reduced(self, mesh: Mesh, step: int, round_: Round) -> None:
         generation = mesh.plan.generation
         if step < 0:
             return
@@ -125,7 +128,7 @@ class ShardedLaws(Laws):
             not missing, f"generation {generation} trains, and {sorted(missing)} have no piece"
         )
         if step <= self._world.steps:
-            super().reduced(mesh, step, one)
+            super().reduced(mesh, step, round_)
 
     def committed(self, worker: Worker, formation: Formation) -> None:
         step, generation, name = worker.step, formation.plan.generation, worker.name
@@ -138,11 +141,11 @@ class ShardedLaws(Laws):
         self.high = max(self.high, step)
 
     def healed_stale(self, generation: int, workers: set[str]) -> None:
-        """Who is said to have a piece in ``generation`` has taken one over there."""
+        """Check that workers that count as healed have taken over a piece in ``generation``."""
         wrong = workers - self._taken[generation]
         self.require(not wrong, f"{sorted(wrong)} count as healed in generation {generation}")
 
-    # -- the end --------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _goes_on(self, generation: int) -> bool:
         mesh = self._world.mesh(self.plans[generation])

@@ -1,4 +1,4 @@
-"""The size that a world comes to, once nothing happens any more: reckoned here anew, from what was asked."""
+"""The law on the size of a world once nothing happens, computed from the requests."""
 
 from __future__ import annotations
 
@@ -6,43 +6,48 @@ import math
 from typing import TYPE_CHECKING
 
 from chaoskit.coordinator.membership import events
-from chaoskit.elastic import events as happenings
+from chaoskit.wire.messages import (
+    LendNodes,
+    NodeLost,
+    NoticeCancelled,
+    ReturnNodes,
+    ScaleTo,
+    SpotNotice,
+)
 
 if TYPE_CHECKING:
     from simulation.processes.node import Agent
     from simulation.troubles.faults import Faults
     from simulation.world import World
 
-#: Longer than a policy of these histories waits, with a lease, a start that hangs, and a test of all links.
+#: Time for a world to settle: it covers the waits of a policy, a lease, a hanging start, and tests
+#: of links.
 SETTLING_S = 12.0
 _LOOK_S = 0.5
 _LAST_STEPS = 3
 
 
 class SizeLaw:
-    """Hears every event that is remembered, and lets a long history end when the world had time to settle."""
+    """Follows every event of the log, and ends a long history once the world had time to settle."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._asked = 0
         self._noticed: dict[str, Agent] = {}
-        self._gone_s: dict[
-            str, float
-        ] = {}  # of these: when they were to be gone, by the earliest notice
-        self._began = False  # whether a world has trained
-        self._lenders: set[str] = set()  # jobs that have nodes, if there were any to have
+        self._gone_s: dict[str, float] = {}  # node with a notice -> when it was to be gone
+        self._began = False  # a world has trained
+        self._lenders: set[str] = set()  # jobs that may have borrowed nodes
         self.checked = False
 
-    def remembered(self, event: events.AnyEvent, now_s: float) -> None:
-        """What a coordinator has written down, by the time of its membership."""
+    def logged(self, event: events.MembershipEvent, now_s: float) -> None:
+        """Take in an event that a coordinator has logged, with the time of its membership."""
         policy = self._world.config.elastic
         match event:
-            case events.Elastic(happenings.Scale(_, size)) if (
-                policy is not None and size in policy.sizes
-            ):
+            case ScaleTo(_, size) if policy is not None and size in policy.sizes:
                 self._asked = size
-            case events.Elastic(happenings.Notice(node, deadline_s)):
+            case SpotNotice(node, grace_s):
                 self._noticed[node] = self._world.agents[node]
+                deadline_s = now_s + max(0.0, grace_s)
                 self._gone_s[node] = min(deadline_s, self._gone_s.get(node, math.inf))
             case events.Settled():
                 self._began = True
@@ -51,28 +56,24 @@ class SizeLaw:
             ):
                 self._forget(
                     node
-                )  # it comes after it was to be gone: that was another one of its name
-            case events.Elastic(happenings.Demand(_, job)):
+                )  # it comes after its deadline: the notice was for an earlier node of this name
+            case LendNodes(_, job):
                 self._lenders.add(job)
-            case events.Elastic(happenings.Returned(job)):
+            case ReturnNodes(job):
                 self._lenders.discard(job)
-            case (
-                events.NodeLost(node)
-                | events.Unfit(node)
-                | events.Elastic(happenings.NoticeCancelled(node))
-            ):
+            case NodeLost(node) | events.Unfit(node) | NoticeCancelled(node):
                 self._forget(node)
             case events.LeftOut(nodes):
                 for node in nodes:
                     self._forget(node)
 
     def _forget(self, node: str) -> None:
-        """The node is there to stay, or is another machine now."""
+        """Forget the notice of a node that stays, or is another machine now."""
         self._noticed.pop(node, None)
         self._gone_s.pop(node, None)
 
     def watch(self, faults: Faults) -> None:
-        """Train on until ``SETTLING_S`` after the last fault, and look then."""
+        """Let the job train until ``SETTLING_S`` after the last fault, then check the size."""
         world = self._world
         if world.over():
             return
@@ -88,32 +89,25 @@ class SizeLaw:
         if self._is_being_repaired:  # the patience of the history is for that
             world.engine.after(_LOOK_S, self.watch, faults)
             return
-        self._look()
+        self._check()
         world.steps = world.laws.high + _LAST_STEPS
 
     @property
     def _is_being_repaired(self) -> bool:
-        """Whether a new world forms, or a rank has ended whose node may still be waited for."""
+        """True if a new world forms, or a rank has ended and its node may still come back."""
         membership = self._world.coordinator.plane.membership
         dead = any(not self._world.workers[worker].alive for worker in membership.members)
         return dead or membership.is_forming
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         world, membership, laws = (
             self._world,
             self._world.coordinator.plane.membership,
             self._world.laws,
         )
-        policy, elasticity = world.config.elastic, world.coordinator.plane._elasticity
-        if (
-            world.record.losses
-            or world.barren
-            or policy is None
-            or elasticity is None
-            or elasticity._world is None
-        ):
+        policy, lent = world.config.elastic, world.coordinator.plane.lent
+        if world.log.losses or world.barren or policy is None or lent is None:
             return
-        lent = elasticity._world.lent
         laws.require(
             self._lenders.issuperset(lent.values()),
             f"nodes are lent to jobs that gave them back: {lent}",

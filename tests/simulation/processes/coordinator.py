@@ -1,7 +1,7 @@
 """The shell around the real control plane, as a process that may end between any two of its acts.
 
-Stands for ``coordinator/server.py`` and ``coordinator/log.py``, line by line where it matters: what is to be remembered
-is written down first, then the outputs are carried out in their order.
+It stands for ``coordinator/server.py`` and ``coordinator/log.py``, line by line where it matters:
+events are written to the log first, then the outputs are carried out in their order.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from chaoskit.coordinator.membership import events
-from chaoskit.coordinator.membership.rendezvous import Reply
-from chaoskit.coordinator.outputs import Disconnect, End, Note, Output, Remember, Send
+from chaoskit.coordinator.membership.regroup import may_rebalance
+from chaoskit.coordinator.outputs import Disconnect, End, LogEntry, Output, Send, WriteRecord
 from chaoskit.coordinator.plane import ControlPlane
+from chaoskit.coordinator.rendezvous import RendezvousReply
 from chaoskit.errors import Refused
 from chaoskit.wire import messages
 from chaoskit.wire.messages import AgentHello, Probe
@@ -26,65 +27,66 @@ TICK_S = 0.05
 
 
 class Fenced(Exception):
-    """Another coordinator holds the record, or nobody does."""
+    """The coordinator does not hold the log any more."""
 
 
-class Record:
-    """``coordinator/log.py``: survives every coordinator, and belongs to the last one that took it over.
+class Log:
+    """The model of ``coordinator/log.py``: it belongs to the coordinator that took it over last.
 
     Attributes:
-        holder: stands for the inode; 0 while there is no record.
+        holder: stands for the inode; 0 while there is no log.
     """
 
     def __init__(self) -> None:
-        self.entries: list[Remember] = []
+        self.entries: list[LogEntry] = []
         self.term = 0
         self.holder = 0
         self.losses = 0
         self._holders = count(1)
 
     def take_over(self) -> tuple[int, int]:
-        """The next term, and who holds it."""
+        """Begin the next term. Return its number and its holder."""
         self.term += 1
         self.holder = next(self._holders)
         return self.term, self.holder
 
     def outbid(self, term: int) -> int:
-        """A term that is higher than ``term``, of which a node knows."""
+        """Return a new term that is higher than ``term``, which a node knows."""
         self.term = term + 1
         return self.term
 
     def lose(self) -> None:
-        """It is deleted. Its coordinator finds that out when it next looks."""
+        """Delete the log. Its coordinator notices that at its next check."""
         self.entries, self.term, self.holder = [], 0, 0
         self.losses += 1
 
-    def append(self, holder: int, entries: list[Remember]) -> None:
+    def append(self, holder: int, entries: list[LogEntry]) -> None:
+        """Append entries. Raise Fenced if ``holder`` does not hold the log."""
         if holder != self.holder:
             raise Fenced
         self.entries += entries
 
 
 class Coordinator(Process):
-    """``Coordinator``: one term of it."""
+    """The model of ``Coordinator``, for one term."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.record = world, world.record
-        self.term, self._holder = self.record.take_over()
+        self.world, self.log = world, world.log
+        self.term, self._holder = self.log.take_over()
         super().__init__(world.engine, f"coordinator {self.term}")
         self.began_s = self.awake_since_s = self.engine.now_s
         self._seams = seams = world.seams
         self.plane = ControlPlane(
             seams.coordinator(world.config),
-            tuple(self.record.entries),
+            tuple(self.log.entries),
             self.engine.now_s,
             policies=seams.policies,
             limits=seams.limits,
         )
-        #: The last generation of the coordinators before.
+        #: The last generation of the coordinators before this one.
         self.inherited = self.plane.membership.generation
         self.over = False
-        #: Acts that it lives to carry out, when its end is near.
+        #: Number of acts that it still carries out before it ends; None if no end is due.
         self.acts_left: int | None = None
         self._agents: dict[str, Line] = {}
         self.after(TICK_S, self._tick)
@@ -96,13 +98,13 @@ class Coordinator(Process):
 
     @property
     def nodes(self) -> frozenset[str]:
-        """Those that are attached."""
+        """The nodes that are attached."""
         return frozenset(self._agents)
 
-    # -- connections ----------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------
 
     def serve(self, line: Line) -> None:
-        """``_greet``: what comes over ``line`` tells what it is."""
+        """Serve a connection, like ``_greet``: its first message shows what the client is."""
         line.bind(SERVER, lambda message: self._hear_first(line, message), lambda: None)
 
     def _hear_first(self, line: Line, message: Any) -> None:
@@ -119,10 +121,10 @@ class Coordinator(Process):
             return
         term = self.term
         if hello.term > term:
-            self.term = self.record.outbid(hello.term)
+            self.term = self.log.outbid(hello.term)
         try:
-            (heard,) = self._seams.hears(self.plane, hello)
-            outputs = self.plane.attach(heard, self.engine.now_s, term=term)
+            (received,) = self._seams.hears(self.plane, hello)
+            outputs = self.plane.attach(received, self.engine.now_s, term=term)
         except Refused:
             line.close(SERVER)
             return
@@ -158,28 +160,28 @@ class Coordinator(Process):
         self._do("ask", self.plane.ask(line, request))
 
     def stop_run(self, reason: str) -> None:
-        """An observer ends the job."""
+        """End the job, as an observer would."""
         self.hear(messages.EndJob(False, reason))
 
     def hear(self, message: messages.Message) -> None:
-        """A node or an observer says something."""
+        """Pass the message of a node or an observer to the plane."""
         if self._holds():
-            for heard in self._seams.hears(self.plane, message):
-                self._do("hear", self.plane.hear(heard, self.engine.now_s))
+            for received in self._seams.hears(self.plane, message):
+                self._do("hear", self.plane.hear(received, self.engine.now_s))
 
     def rebalance(self, fast: int) -> None:
-        """``ControlPlane._look_at_workload``: of the ranks, the one that ``fast`` picks is to have most shards."""
+        """Give the rank that ``fast`` picks most of the shards, as the workload detector would."""
         membership = self.plane.membership
-        if not self._holds() or not membership.may_rebalance or membership.plan is None:
+        if not self._holds() or not may_rebalance(membership) or membership.plan is None:
             return
         members = [member.worker for member in membership.plan.members]
         shares = dict.fromkeys(members, 1)
         shares[members[fast % len(members)]] += self.world.config.shards_of(-1, len(members)) - len(
             members
         )
-        self.carry_out(self.plane._advance(events.Rebalanced(shares), self.engine.now_s))
+        self.carry_out(self.plane.commit(events.Rebalanced(shares), self.engine.now_s))
 
-    # -- decisions ------------------------------------------------------------------------------------------------
+    # -- decisions ---------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         if not self._holds():
@@ -189,8 +191,8 @@ class Coordinator(Process):
         self.after(TICK_S, self._tick)
 
     def _holds(self) -> bool:
-        """``Record.check``: False if the record is another's, or gone."""
-        if self._holder != self.record.holder:
+        """Return whether this coordinator holds the log, like ``RunLog.check``; else end."""
+        if self._holder != self.log.holder:
             self.engine.note(f"{self.name} is fenced")
             self.kill()
         return self.alive
@@ -206,11 +208,11 @@ class Coordinator(Process):
         self.carry_out(self._seams.does(what, outputs))
 
     def carry_out(self, outputs: list[Any]) -> None:
-        """``_carry_out``."""
+        """Carry out outputs, like ``_carry_out``: the log first, then the others in their order."""
         if not outputs or not self.alive:
             return
-        remembered = [output for output in outputs if isinstance(output, Remember)]
-        if remembered and not self._remember(remembered):
+        entries = [output for output in outputs if isinstance(output, LogEntry)]
+        if entries and not self._append(entries):
             return
         laws = self.world.laws
         for output in outputs:
@@ -224,11 +226,11 @@ class Coordinator(Process):
                     line.probe()
                 elif line is not None:
                     line.send(SERVER, output.message)
-            elif kind is Reply:
+            elif kind is RendezvousReply:
                 if self._dies_here():
                     return
                 output.client.send(SERVER, output.message)
-            elif kind is Note:
+            elif kind is WriteRecord:
                 if self._dies_here():
                     return
                 laws.noted(self, output.event, output.fields)
@@ -241,20 +243,23 @@ class Coordinator(Process):
                 self.kill()
                 return
 
-    def _remember(self, entries: list[Remember]) -> bool:
-        """False if it ends before, while or after this is written; then a part of it, or all, may be in the record."""
+    def _append(self, entries: list[LogEntry]) -> bool:
+        """Append entries to the log. Return False if the coordinator ends meanwhile.
+
+        In this case, any number of the entries may be in the log.
+        """
         whole = len(entries)
         if self.acts_left is not None and self.acts_left < len(entries):
             whole = self.acts_left
         try:
-            self.record.append(self._holder, entries[:whole])
+            self.log.append(self._holder, entries[:whole])
         except Fenced:
             self.engine.note(f"{self.name} is fenced")
             self.kill()
             return False
         for entry in entries[:whole]:
-            self.engine.note(f"{self.name} remembers {entry.event}")
-        self.world.laws.remembered(self, entries[:whole])
+            self.engine.note(f"{self.name} logs {entry.event}")
+        self.world.laws.logged(self, entries[:whole])
         if whole < len(entries):
             self.kill()
             return False

@@ -35,12 +35,12 @@ ANSWER_S = 2.0
 RETURN_S = 2.0
 #: ``uplink._PATIENCE``
 PATIENCE = 2
-#: Between an agent and its workers; always the same, so that it keeps their order.
+#: Latency between an agent and its workers; it is constant, so that messages keep their order.
 LOCAL_S = 0.0003
 
 
 class Charge:
-    """``Charge``."""
+    """The model of ``WorkerHandle``: the agent's handle of a worker."""
 
     __slots__ = ("latched", "lost", "process")
 
@@ -49,12 +49,12 @@ class Charge:
 
     @property
     def lingers(self) -> bool:
-        """Whether some of its code may still run, although it counts as lost."""
+        """True if some of its code may still run, although it counts as lost."""
         return self.lost and not self.latched
 
 
 class Agent(Process):
-    """``Agent`` with its ``Uplink``."""
+    """The model of ``Agent`` with its ``Uplink``."""
 
     def __init__(self, world: World, node: str, incarnation: int) -> None:
         super().__init__(world.engine, f"agent {node}#{incarnation}")
@@ -67,12 +67,12 @@ class Agent(Process):
         self.generation = 0
         self.term = 0
         self.over = False  # the job has ended here
-        self.quiet_since_s = 0.0  # since when it hears its coordinator without a break
+        self.quiet_since_s = 0.0  # in contact with its coordinator since then, without a break
         self._line: Line | None = None
         self._attempt = 0
         self._config = config = world.seams.node(world.config)
         self._leases = Leases(config.heartbeat_ms / 1000, PATIENCE * config.lease_beats)
-        self._seeks = True  # a coordinator
+        self._seeks = True  # it looks for a coordinator
         self._acknowledged_s = world.engine.now_s
         self._give_up_s = world.engine.now_s + config.coordinator_outage_s
         self.lease_until_s = math.inf  # as the boards of its workers show it
@@ -81,18 +81,18 @@ class Agent(Process):
         self.after(0.0, self._beat)
 
     def _take_along(self) -> None:
-        """PR_SET_PDEATHSIG: no worker outlives its agent."""
+        """End all workers, as by PR_SET_PDEATHSIG: no worker outlives its agent."""
         for charge in self.charges.values():
             charge.process.kill()
 
-    # -- uplink ---------------------------------------------------------------------------------------------------
+    # -- uplink ------------------------------------------------------------------------------------
 
     def thaw(self) -> None:
         self.quiet_since_s = self.engine.now_s
         super().thaw()
 
     def tell(self, message: messages.Message) -> None:
-        """``Uplink.tell``."""
+        """Send a message to the coordinator, like ``Uplink.tell``."""
         self.facts.note(message)
         if self._line is not None:
             self._line.send(CLIENT, message)
@@ -150,14 +150,14 @@ class Agent(Process):
         if former is not None:
             former.close(CLIENT)
         self._acknowledge(sent_s)
-        self._attempt += 1  # its time to answer is no more of interest
+        self._attempt += 1  # cancels the timeout of this attempt
         self.quiet_since_s = self.engine.now_s
         line.bind(CLIENT, self._obey, lambda: self._bereft(line))
         for message in self.facts.tell():
             line.send(CLIENT, message)
 
     def _bereft(self, line: Line) -> None:
-        """``Uplink.follow``: the connection to this coordinator has ended."""
+        """Look for a coordinator when this connection has ended, like ``Uplink.follow``."""
         if self._line is line:
             self._line = None
             self._seek()
@@ -167,21 +167,21 @@ class Agent(Process):
             self._seeks = True
             outage_s = self._config.coordinator_outage_s
             self._give_up_s = max(self._acknowledged_s + outage_s, self.engine.now_s + RETURN_S)
-            if self._line is not None:  # it is silent: what it says late is not read any more
+            if self._line is not None:  # the coordinator is silent: its late messages are not read
                 self._line.bind(CLIENT, lambda message: None, lambda: None)
             self._attach()
 
     def _acknowledge(self, sent_s: float) -> None:
-        """A coordinator has answered what was sent then."""
+        """Renew the lease: a coordinator has answered a message that was sent at ``sent_s``."""
         self._acknowledged_s = max(self._acknowledged_s, sent_s)
         self._leases.beat("coordinator", self.engine.now_s)
 
     @property
     def line(self) -> Line | None:
-        """To the coordinator of the moment."""
+        """The connection to the current coordinator, if there is one."""
         return self._line
 
-    # -- orders ---------------------------------------------------------------------------------------------------
+    # -- orders ------------------------------------------------------------------------------------
 
     def _obey(self, message: Any) -> None:
         self.facts.note(message)
@@ -216,7 +216,7 @@ class Agent(Process):
                 self._take_along()
 
     def _test_links(self, number: int, nodes: list[str]) -> None:
-        """``can_connect``, for each of these."""
+        """Test the links to these nodes, like ``can_connect``."""
         away = [
             node
             for node in nodes
@@ -233,10 +233,11 @@ class Agent(Process):
         charge.lost = True
         charge.process.kill()
 
-    # -- what workers say and show --------------------------------------------------------------------------------
+    # -- messages and boards of workers
+    # ---------------------------------------------------------------------------
 
     def hear(self, worker: Worker, message: messages.Message) -> None:
-        """``_listen``: a message of a worker."""
+        """Pass a message of a worker on, like ``_listen``."""
         self.engine.note(f"{worker.name}: {message}")
         self.tell(message)
         if isinstance(message, WorkerFailed) and worker.name in self.charges:
@@ -245,7 +246,10 @@ class Agent(Process):
             self._kill(charge)
 
     def notice_end(self, worker: Worker) -> None:
-        """The latch, the pidfd and the zygote: whichever comes first says so, and the last one frees it."""
+        """Notice the end of a worker.
+
+        The latch, the pidfd or the zygote reports it first; the last frees it.
+        """
         self.after(self.engine.uniform(0.0001, 0.002), self._ended, worker)
 
     def _ended(self, worker: Worker) -> None:
@@ -258,10 +262,10 @@ class Agent(Process):
 
     def _release(self, worker: Worker) -> None:
         self.charges.pop(worker.name, None)
-        self.after(2 * LOCAL_S, self.facts.close, worker.name)  # what it has said is here by then
+        self.after(2 * LOCAL_S, self.facts.close, worker.name)  # all its messages are here by then
 
     def notice_stop(self, worker: Worker) -> None:
-        """The zygote reports SIGSTOP at once: a stopped worker is ended."""
+        """End a stopped worker, as the zygote reports SIGSTOP at once."""
         charge = self.charges.get(worker.name)
         if charge is not None and not self.over:
             self._lose(charge, "stopped", "stopped by SIGSTOP")

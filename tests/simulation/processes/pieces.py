@@ -1,7 +1,8 @@
 """The fast tiers of a sharded job: slots of memory, and copies of them at partner nodes.
 
-Stands for ``checkpoint/memory/slots.py``, ``daemon/partition_keeper.py`` and the sender and server of copies between
-nodes. What is in a slot is replaced, never changed: a copy that is not in its slot any more was overwritten.
+They stand for ``checkpoint/memory/slots.py``, ``daemon/piece_keeper.py`` and the sender and
+server of copies between nodes. A copy in a slot is replaced, never changed: a copy that is not in
+its slot any more was overwritten.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chaoskit.checkpoint.memory.rotation import Content, undone, write_order
-from chaoskit.checkpoint.peer.placement import Node, Piece, Placement, place
-from chaoskit.wire.messages import Endpoint, Plan, Recall, Sealed, Snapshot
+from chaoskit.checkpoint.peer.copy_placement import Node, Piece, Placement, place
+from chaoskit.wire.messages import Endpoint, OfferedSnapshot, Plan, Recall, Sealed
 
 if TYPE_CHECKING:
     from simulation.processes.node import Agent
@@ -24,7 +25,7 @@ _LOCAL_S = 0.0003
 
 @dataclass(eq=False)
 class Copy:
-    """What one slot holds; it counts once it is ``sealed``."""
+    """The content of a slot; it counts once it is ``sealed``."""
 
     worker: str
     piece: int
@@ -37,81 +38,88 @@ class Copy:
 
     @property
     def age(self) -> Age:
+        """The step and the generation of the state."""
         return self.step, self.generation
 
     @property
     def content(self) -> Content:
-        """As the rule of slots sees it. One that is not sealed is being written: those that broke off are dropped."""
+        """The content as the rule of slots sees it.
+
+        A copy that is not sealed is being written, as copies that broke off are dropped.
+        """
         return Content(self.step, self.generation, complete=self.sealed, taken=not self.sealed)
 
 
 class Slots:
-    """Two of them, under the rule of the real ones."""
+    """Two slots, under the rule of the real ones."""
 
     def __init__(self) -> None:
         self.copies: list[Copy | None] = [None, None]
 
     def complete(self) -> list[Copy]:
-        """The newest first."""
-        found = [copy for copy in self.copies if copy and copy.sealed]
-        return sorted(found, key=lambda copy: copy.content.recency, reverse=True)
+        """Return the sealed copies, the newest first."""
+        sealed = [copy for copy in self.copies if copy and copy.sealed]
+        return sorted(sealed, key=lambda copy: copy.content.recency, reverse=True)
 
     def _contents(self) -> list[Content]:
         return [copy.content if copy else Content() for copy in self.copies]
 
     def put(self, copy: Copy, protected: int) -> bool:
-        """Begin to write ``copy`` over what is needed least; False if there is no such slot."""
+        """Begin to write ``copy`` over the least needed one.
+
+        Return False if there is no free slot.
+        """
         free = write_order(self._contents(), protected)
         if free:
             self.copies[free[0]] = copy
         return bool(free)
 
     def drop(self, copy: Copy) -> None:
-        """It was not completed."""
-        self.copies = [None if one is copy else one for one in self.copies]
+        """Remove a copy that was not completed."""
+        self.copies = [None if held is copy else held for held in self.copies]
 
     def forget_after(self, step: int) -> None:
-        """What was committed later never happened."""
+        """Remove copies of later steps, which are undone."""
         for index in undone(self._contents(), step):
             self.copies[index] = None
 
 
 class PieceKeeper:
-    """What an agent keeps: the slots of its workers, also of those that have ended, and copies for other nodes."""
+    """The states that an agent keeps: slots of its workers, and copies for other nodes."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._world = agent, agent.world
         self.held: dict[str, tuple[ShardedWorker, Slots]] = {}
-        self.copies: dict[tuple[str, int, int], Slots] = {}  # by piece of whom
+        self.copies: dict[tuple[str, int, int], Slots] = {}  # (worker, piece, pieces) -> slots
         self._placement: Placement = {}
         self._acknowledged: dict[tuple[str, str], Age] = {}
         self._sending: set[tuple[str, str]] = set()
         self._numbers: dict[Copy, int] = {}
-        self.recalls = 0  # with each the copies are offered anew
+        self.recalls = 0  # with each recall, the copies are offered again
 
     def all(self) -> list[tuple[str, Copy]]:
-        """Every complete copy, with the tier that it is in."""
+        """Return every complete copy, with the tier that it is in."""
         own = [("memory", copy) for _, slots in self.held.values() for copy in slots.complete()]
         return own + [("peer", copy) for slots in self.copies.values() for copy in slots.complete()]
 
-    # -- sending --------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def follow(self, plan: Plan) -> None:
-        """``_follow``: who is whose partner now."""
+        """Place the copies of a plan's pieces on partner nodes, like ``_follow``."""
         nodes = sorted({member.node for member in plan.members})
         copies = min(self._world.config.memory_copies, len(nodes) - 1)
         pieces = [Piece(member.worker, member.node) for member in plan.members]
-        known = [Node(node) for node in nodes]
-        self._placement = place(known, pieces, copies, self._placement) if copies else {}
+        candidates = [Node(node) for node in nodes]
+        self._placement = place(candidates, pieces, copies, self._placement) if copies else {}
         for worker in tuple(self.held):
             self._send(worker)
 
     def hold(self, worker: ShardedWorker) -> None:
-        """A worker has slots."""
+        """Take in the slots of a worker."""
         self.held.setdefault(worker.name, (worker, worker.slots))
 
     def sealed(self, worker: str) -> None:
-        """A worker has completed a copy."""
+        """Send a copy that a worker has completed to its partners."""
         self._send(worker)
         self._protect(worker)
 
@@ -138,7 +146,9 @@ class PieceKeeper:
         if worker is None or slots is None or not worker.alive:
             self._sending.discard(line)
         elif away or partner.kept is None:
-            self._acknowledged.pop(line, None)  # what it had counts when it says so again
+            self._acknowledged.pop(
+                line, None
+            )  # the partner's copy counts again once it is acknowledged again
             self._agent.after(_RETRY_S, self._end_sending, line)
         else:
             partner.after(_LOCAL_S, partner.kept.receive, self, line, slots, copy, worker.kept)
@@ -146,12 +156,14 @@ class PieceKeeper:
     def receive(
         self, owner: PieceKeeper, line: tuple[str, str], source: Slots, copy: Copy, protected: int
     ) -> None:
-        """``CopyServer._take``: a copy of another node begins to come in."""
-        mine = Copy(copy.worker, copy.piece, copy.pieces, copy.step, copy.generation, copy.state)
+        """Begin to receive a copy of another node, like ``CopyServer._take``."""
+        received = Copy(
+            copy.worker, copy.piece, copy.pieces, copy.step, copy.generation, copy.state
+        )
         slots = self.copies.setdefault((copy.worker, copy.piece, copy.pieces), Slots())
-        if slots.put(mine, protected):
+        if slots.put(received, protected):
             delay_s = self._world.engine.uniform(0.0005, 0.008)
-            self._agent.after(delay_s, self._verify, owner, line, source, copy, slots, mine)
+            self._agent.after(delay_s, self._verify, owner, line, source, copy, slots, received)
         else:
             self._world.engine.after(_RETRY_S, owner._agent.run, owner._end_sending, line)
 
@@ -162,14 +174,14 @@ class PieceKeeper:
         source: Slots,
         copy: Copy,
         slots: Slots,
-        mine: Copy,
+        received: Copy,
     ) -> None:
         away = self._world.apart(owner._agent.node, self._agent.node)
         if not owner._agent.alive or away or copy.corrupt or copy not in source.copies:
-            slots.drop(mine)
+            slots.drop(received)
             self._world.engine.after(_RETRY_S, owner._agent.run, owner._end_sending, line)
             return
-        mine.sealed = mine in slots.copies
+        received.sealed = received in slots.copies
         owner._agent.after(
             self._world.engine.uniform(0.0002, 0.004), owner._acknowledge, line, copy.age
         )
@@ -184,7 +196,7 @@ class PieceKeeper:
         self._send(line[0])
 
     def _protect(self, name: str) -> None:
-        """``_acknowledged``: this step of the piece has all its copies."""
+        """Report the newest step of which a piece has all its copies, like ``_acknowledged``."""
         worker, slots = self.held.get(name, (None, None))
         if worker is None or slots is None:
             return
@@ -197,21 +209,21 @@ class PieceKeeper:
             worker.protected = step
             worker.run(worker.notify)
 
-    # -- what outlives a worker -----------------------------------------------------------------------------------
+    # -- what outlives a worker --------------------------------------------------------------------
 
     def ended(self, worker: str) -> None:
-        """No code of it runs any more."""
+        """Forget the slots of a worker that has ended without a complete copy."""
         if worker in self.held and not self.held[worker][1].complete():
             del self.held[worker]
 
     def went_on(self, step: int) -> None:
-        """``_forget_older``."""
+        """Forget the old copies of ended workers, like ``_forget_older``."""
         for name, (worker, slots) in tuple(self.held.items()):
             if not worker.alive and all(copy.step + 1 < step for copy in slots.complete()):
                 del self.held[name]
 
     def recall(self, order: Recall) -> None:
-        """``_recall``: offer everything."""
+        """Offer all copies to the coordinator, like ``_recall``."""
         self.recalls += 1
         offers = tuple(self._offer(tier, copy) for tier, copy in self.all())
         self._agent.after(_LOCAL_S, self._agent.tell, self._answer(order, offers))
@@ -220,10 +232,10 @@ class PieceKeeper:
         charges = self._agent.charges.values()
         return max((charge.process.board.step for charge in charges if not charge.lost), default=0)
 
-    def _answer(self, order: Recall, offers: tuple[Snapshot, ...]) -> Sealed:
+    def _answer(self, order: Recall, offers: tuple[OfferedSnapshot, ...]) -> Sealed:
         return Sealed(self._agent.node, offers, order.number, self._committed())
 
-    def _offer(self, tier: str, copy: Copy) -> Snapshot:
+    def _offer(self, tier: str, copy: Copy) -> OfferedSnapshot:
         number = self._numbers.setdefault(copy, len(self._numbers))  # stands for its descriptor
         checksum, where = (
             format(copy.state, "x"),
@@ -240,10 +252,10 @@ class PieceKeeper:
             copy.piece,
             copy.pieces,
         )
-        return Snapshot(*place_, inode=number + 1)
+        return OfferedSnapshot(*place_, inode=number + 1)
 
-    def read(self, snapshot: Snapshot) -> Copy | None:
-        """What was offered, if it is still there."""
+    def read(self, snapshot: OfferedSnapshot) -> Copy | None:
+        """Return the copy that was offered as ``snapshot``, or None if it is gone."""
         if snapshot.endpoint.port != self.recalls or snapshot.endpoint.pid != self._agent.pid:
             return None
         for tier, copy in self.all():

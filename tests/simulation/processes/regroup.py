@@ -1,4 +1,4 @@
-"""How a simulated worker moves from one generation to the next: the real ``GenerationCourse`` over a fake network."""
+"""The moves of a simulated worker between generations, by the real ``GenerationCourse``."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ class Superseded(Exception):
 
 
 class Broken(Exception):
-    """A group, or the way to it, broke: ``RuntimeError`` and ``ConnectionError`` in the real one."""
+    """A group, or its formation, broke: really a ``RuntimeError`` or ``ConnectionError``."""
 
 
 class LeaseOver(Broken):
-    """As in ``commit.py``."""
+    """The lease of the node is over, as in ``commit.py``."""
 
 
 @dataclass(eq=False)
 class Formation(Generation):
-    """``regroup.Formation``."""
+    """The model of ``regroup.Formation``."""
 
     mesh: Mesh | None = None
     line: Line | None = None
 
 
 class Regrouper:
-    """``regroup.Regrouper`` without its decisions; the worker stands for the lock and its condition."""
+    """The model of ``regroup.Regrouper``; the worker stands for the lock and its condition."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.course = GenerationCourse(worker.name, Formation)
 
-    # -- control thread -------------------------------------------------------------------------------------------
+    # -- control thread ----------------------------------------------------------------------------
 
     def offer(self, plan: Plan) -> None:
         self._carry_out(self.course.offer(plan))
@@ -62,7 +62,7 @@ class Regrouper:
             self._worker.begin(self._form(change.begun))
         self._worker.notify()
 
-    # -- forming threads ------------------------------------------------------------------------------------------
+    # -- forming threads ---------------------------------------------------------------------------
 
     def _form(self, formation: Formation) -> Work:
         worker = self._worker
@@ -106,7 +106,7 @@ class Regrouper:
         worker.send(Formed(worker.name, plan.generation))
         worker.notify()
 
-    # -- main thread ----------------------------------------------------------------------------------------------
+    # -- main thread -------------------------------------------------------------------------------
 
     def is_over(self, formation: Formation) -> bool:
         return self.course.is_over(formation)
@@ -129,7 +129,7 @@ class Regrouper:
 
 
 class _Replies:
-    """``runtime/group/rendezvous.py``: one connection, one request after the other."""
+    """The model of ``runtime/group/rendezvous.py``: one request after the other."""
 
     def __init__(self, worker: Worker, line: Line) -> None:
         self._worker, self._line = worker, line

@@ -1,8 +1,9 @@
-"""The memory tier of a replicated job: what ended workers leave on their nodes, and copies by the real budget.
+"""The memory tier of a replicated job: states of ended workers, and copies by the real budget.
 
-Stands for ``daemon/replica_keeper.py``, with the real :class:`CopyBudget`, in a process beside the agent's: an agent
-that stands still delays its orders, and no copy. A copy takes time, in which its source may go on; then it is none.
-What workers leave is whole unless they ended while they wrote it.
+It stands for ``daemon/replica_keeper.py``, with the real :class:`CopyBudget`, in a process beside
+the agent's: an agent that stands still delays its orders, but no copy. A copy takes time; it is
+dropped if its source goes on meanwhile. The state of an ended worker is whole unless it ended while
+it wrote it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,17 @@ from typing import TYPE_CHECKING
 
 from chaoskit.daemon.copy_budget import CopyBudget
 from chaoskit.daemon.replica_keeper import keepers
-from chaoskit.runtime.step.restore import Source, sources
+from chaoskit.runtime.step.restore import StateSource, sources
 from chaoskit.vocabulary import Event, Phase
-from chaoskit.wire.messages import Endpoint, Healed, Plan, Recall, Sealed, Snapshot, SourceFailed
+from chaoskit.wire.messages import (
+    Endpoint,
+    Healed,
+    OfferedSnapshot,
+    Plan,
+    Recall,
+    Sealed,
+    SourceFailed,
+)
 from simulation.engine import Process, Wish, until
 from simulation.processes.regroup import Formation, LeaseOver
 from simulation.processes.worker import SILENT_S, PeerLost, Worker, advance
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
 
 #: ``commit._COPY_WAIT_S`` and ``commit._DUE_COPY_WAIT_S``
 COPY_WAIT_S, DUE_COPY_WAIT_S = 0.02, 0.5
-#: So long a rank stands in its update until all that shall end there have come.
+#: Time for which a rank waits in its update for all that shall end there.
 DOOM_S = 0.2
 #: ``agent._BURIAL_S``
 BURIAL_S = 1.0
@@ -37,7 +46,7 @@ _LOCAL_S = 0.0003
 
 @dataclass(eq=False)
 class Kept:
-    """A whole state on a node: a copy, or what a worker has left."""
+    """A whole state on a node: a copy, or the state of an ended worker."""
 
     worker: str
     step: int
@@ -46,14 +55,15 @@ class Kept:
 
     @property
     def age(self) -> tuple[int, int]:
+        """The step and the generation of the state."""
         return self.step, self.generation
 
 
 class ReplicaKeeper(Process):
-    """``Keeper``, and the orders that its agent gives it: these come in their order.
+    """The model of ``ReplicaKeeper``, and of its agent's orders, which come in their order.
 
     Attributes:
-        buried: workers of whose end it has heard.
+        buried: workers of which it knows the end.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -73,25 +83,25 @@ class ReplicaKeeper(Process):
 
     @property
     def kept(self) -> list[Kept]:
-        """All that can be offered."""
-        return [one for one in (self.copy, self.left) if one is not None]
+        """The states that can be offered."""
+        return [state for state in (self.copy, self.left) if state is not None]
 
-    # -- orders ---------------------------------------------------------------------------------------------------
+    # -- orders ------------------------------------------------------------------------------------
 
     def follow(self, plan: Plan) -> None:
-        """The agent has heard of a membership."""
+        """Follow a new membership of the agent."""
         self.after(_LOCAL_S, self._follow, plan)
 
     def ended(self, name: str) -> None:
-        """The agent has seen the end of a worker."""
+        """Take in the end of a worker, which the agent has noticed."""
         self.after(_LOCAL_S, self._ended, name)
 
     def went_on(self, step: int) -> None:
-        """A live worker of this node has committed ``step`` steps."""
+        """Take in that a live worker of this node has committed ``step`` steps."""
         self.after(_LOCAL_S, self._forget_older, step)
 
     def recall(self, order: Recall, until_s: float | None = None) -> None:
-        """``Agent._recall``: once those that may still write to their states are gone."""
+        """Offer all states once no worker can write to them any more, like ``Agent._recall``."""
         until_s = self.engine.now_s + BURIAL_S if until_s is None else until_s
         if (
             any(charge.lingers for charge in self._agent.charges.values())
@@ -101,11 +111,11 @@ class ReplicaKeeper(Process):
         else:
             self.after(_LOCAL_S, self._recall, order)
 
-    # -- copies ---------------------------------------------------------------------------------------------------
+    # -- copies ------------------------------------------------------------------------------------
 
     def _follow(self, plan: Plan) -> None:
         if self._plan is not None and plan.generation <= self._plan.generation:
-            return  # it is only said again
+            return  # it is only repeated
         self._plan, self._told_interval = plan, (0, 0)
         chosen = keepers(plan, self._world.config).get(self._agent.node, "")
         self.source = (
@@ -124,7 +134,7 @@ class ReplicaKeeper(Process):
         return worker
 
     def ring(self, worker: ReplicaWorker) -> None:
-        """A worker has a new state."""
+        """Take in that a worker has a new state."""
         self.after(_LOCAL_S, self._rang, worker)
 
     def _rang(self, worker: ReplicaWorker) -> None:
@@ -153,7 +163,7 @@ class ReplicaKeeper(Process):
         if whole:
             self._former, self.copy = self.copy, state
         if plan is not self._plan:
-            pass  # what was decided meanwhile is of another membership
+            pass  # the budget is that of another membership by now
         elif whole:
             self._made(worker, state.step, took_s)
         else:
@@ -176,7 +186,10 @@ class ReplicaKeeper(Process):
         self._answer(worker)
 
     def _answer(self, worker: ReplicaWorker) -> None:
-        worker.due, worker.copied = self.budget.due, max(self.budget.seen, self.budget.let_go)
+        worker.due, worker.copied = (
+            self.budget.due,
+            max(self.budget.seen, self.budget.skipped_until),
+        )
         worker.run(worker.notify)
 
     @property
@@ -187,7 +200,7 @@ class ReplicaKeeper(Process):
         assert isinstance(laws, ReplicaLaws)
         return laws
 
-    # -- what outlives a worker -----------------------------------------------------------------------------------
+    # -- what outlives a worker --------------------------------------------------------------------
 
     def _ended(self, name: str) -> None:
         worker = self._world.workers.get(name)
@@ -213,37 +226,40 @@ class ReplicaKeeper(Process):
             self.left = None
 
     def _recall(self, order: Recall) -> None:
-        offers = tuple(self._offer(one) for one in self.kept)
+        offers = tuple(self._offer(state) for state in self.kept)
         self._agent.after(
             _LOCAL_S, self._agent.tell, Sealed(self._agent.node, offers, order.number)
         )
 
-    def _offer(self, one: Kept) -> Snapshot:
-        number = self._numbers.setdefault(one, len(self._numbers))  # stands for its descriptor
+    def _offer(self, state: Kept) -> OfferedSnapshot:
+        number = self._numbers.setdefault(state, len(self._numbers))  # stands for its descriptor
         where = Endpoint("host", "", 0, self._agent.pid, number)
-        return Snapshot(
+        return OfferedSnapshot(
             self._agent.node,
-            one.worker,
-            *one.age,
+            state.worker,
+            *state.age,
             1,
-            format(one.state, "x"),
+            format(state.state, "x"),
             where,
             inode=number + 1,
         )
 
-    def read(self, snapshot: Snapshot) -> Kept | None:
-        """What was offered, if it is still there."""
-        there = [*self.kept, *([self._former] if self._former is not None else [])]
-        found = [one for one in there if self._numbers.get(one) == snapshot.endpoint.arena_fd]
-        return found[0] if found and snapshot.endpoint.pid == self._agent.pid else None
+    def read(self, snapshot: OfferedSnapshot) -> Kept | None:
+        """Return the state that was offered as ``snapshot``, or None if it is gone."""
+        states = [*self.kept, *([self._former] if self._former is not None else [])]
+        matches = [
+            state for state in states if self._numbers.get(state) == snapshot.endpoint.arena_fd
+        ]
+        return matches[0] if matches and snapshot.endpoint.pid == self._agent.pid else None
 
 
 @dataclass(eq=False)
 class Doom:
-    """Some ranks of a world end in one update, all at the same moment.
+    """A fault by which ranks of a world end in one update, all at the same moment.
 
     Args:
-        spared: how many of the world do not. They commit the step, and are lost with their nodes at that moment.
+        spared: number of ranks that do not. They commit the step, and are lost with their nodes at
+            that moment.
     """
 
     spared: int
@@ -255,24 +271,24 @@ class Doom:
     over: bool = False
 
     def takes(self, worker: ReplicaWorker, formation: Formation) -> bool:
-        """Whether ``worker`` is to end in its update; the first one that asks says in which."""
+        """Return whether ``worker`` is to end in its update. The first call chooses the update."""
         plan = formation.plan
         if not self.victims and not self.over and len(plan.members) > self.spared:
             self.generation, self.step = plan.generation, worker.step
             names = [member.worker for member in plan.members]
             place = len(names) - self.spared  # the last one: the first ones copy
             self.victims, self.others = tuple(names[:place]), tuple(names[place:])
-        mine = (plan.generation, worker.step) == (self.generation, self.step)
-        return not self.over and mine and worker.name in self.victims
+        own = (plan.generation, worker.step) == (self.generation, self.step)
+        return not self.over and own and worker.name in self.victims
 
 
 class ReplicaWorker(Worker):
-    """A worker whose state outlives it.
+    """A worker of which the state outlives it.
 
     Attributes:
-        writes: odd while its state is written.
-        updating: in an update of the training, not in a restore.
-        state_generation: the one that trains on its state; 0 before the first.
+        writes: a counter that is odd while its state is written.
+        updating: it is in an update of the training, not in a restore.
+        state_generation: the generation that trains on its state; 0 before the first.
         copied, due: words of its board.
     """
 
@@ -285,7 +301,7 @@ class ReplicaWorker(Worker):
 
     @property
     def torn(self) -> bool:
-        """Whether its state is just written; of one that has ended, whether that broke off."""
+        """True while its state is written, or if it ended meanwhile."""
         return bool(self.writes % 2)
 
     def _stand_in(self, formation: Formation) -> None:
@@ -297,10 +313,10 @@ class ReplicaWorker(Worker):
     def _ring(self) -> None:
         self.agent.kept.ring(self)
 
-    def _sources(self, formation: Formation) -> list[Source]:
+    def _sources(self, formation: Formation) -> list[StateSource]:
         return sources(formation)
 
-    def _pull(self, formation: Formation, source: Source) -> Generator[Wish, None, None]:
+    def _pull(self, formation: Formation, source: StateSource) -> Generator[Wish, None, None]:
         snapshot = source.snapshot
         self.writes += 1
         try:
@@ -317,7 +333,7 @@ class ReplicaWorker(Worker):
             raise
         self.writes += 1
 
-    def _read(self, snapshot: Snapshot) -> Generator[Wish, None, None]:
+    def _read(self, snapshot: OfferedSnapshot) -> Generator[Wish, None, None]:
         self._work = {}
         yield self.engine.uniform(0.002, 0.06)
         keeper = self.world.agents[snapshot.node].kept
@@ -366,7 +382,8 @@ class ReplicaWorker(Worker):
         ready = yield from until(
             self,
             lambda: (
-                doom.standing == len(doom.victims) and all(one.step > doom.step for one in spared)
+                doom.standing == len(doom.victims)
+                and all(worker.step > doom.step for worker in spared)
             ),
             DOOM_S,
         )

@@ -1,8 +1,8 @@
-"""A worker of a sharded job: the rules of ``runtime/worker/entries.py``, ``sharded_trainer.py``, ``copies.py``,
-``pieces.py``.
+"""The model of a worker of a sharded job.
 
-Each rank holds a piece of the state; here each piece bears the hash of the whole, so that pieces of different states
-are told apart.
+It has the rules of ``runtime/worker/entries.py``, ``sharded_trainer.py``, ``copies.py`` and
+``pieces.py``. Each rank holds a piece of the state. Here each piece has the hash of the whole, so
+that pieces of different states can be told apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chaoskit.wire.messages import (
     Endpoint,
     GroupBroken,
     Healed,
-    Snapshot,
+    OfferedSnapshot,
     SourceFailed,
     WorkerDone,
     WorkerReady,
@@ -42,16 +42,16 @@ RESTORED = -1
 
 
 class NoCopy(Exception):
-    """As in ``runtime/state/pieces.py``."""
+    """No copy of a piece can be read, as in ``runtime/state/pieces.py``."""
 
 
 class ShardedWorker(Worker):
-    """``Entries`` and ``ShardedTrainer``.
+    """The model of ``Entries`` and ``ShardedTrainer``.
 
     Attributes:
-        slots: of memory; its agent has them, too.
-        protected: the newest step of which its piece has all its copies, as its agent says.
-        kept: the newest step of which every piece has all its copies.
+        slots: its slots of memory, which its agent has, too.
+        protected: the newest step of which its piece has all copies, by its agent's report.
+        kept: the newest step of which every piece has all copies.
     """
 
     def __init__(self, world: World, agent: Agent, name: str) -> None:
@@ -62,7 +62,7 @@ class ShardedWorker(Worker):
         self._state_generation = 0
         super().__init__(world, agent, name)
 
-    # -- entries --------------------------------------------------------------------------------------------------
+    # -- entries -----------------------------------------------------------------------------------
 
     def main(self) -> Work:
         yield self.engine.uniform(0.15, 0.45)
@@ -76,8 +76,8 @@ class ShardedWorker(Worker):
         course = self.regrouper.course
         while True:
             self.enter(Phase.REGROUP)
-            yield lambda: course.known is not None
-            formation = course.known
+            yield lambda: course.met is not None
+            formation = course.met
             assert formation is not None
             if formation is self._last:
                 yield lambda formation=formation: course.current is not formation
@@ -103,7 +103,10 @@ class ShardedWorker(Worker):
         return WorkerDone(self.name, self.step, format(self.state, "x"), formation.plan.generation)
 
     def _give_up(self, formation: Formation, error: Exception) -> Generator[Wish, None, bool]:
-        """``ShardedTrainer.give_up``: whether a newer generation explains the error."""
+        """Give up a generation, like ``ShardedTrainer.give_up``.
+
+        Return whether a newer generation explains the error.
+        """
         regrouper, over = self.regrouper, isinstance(error, LeaseOver) or formation.broken
         if not over and not isinstance(error, Broken):
             return False
@@ -114,7 +117,7 @@ class ShardedWorker(Worker):
         return (yield from until(self, lambda: regrouper.course.current is not formation, limit_s))
 
     def _enter(self, formation: Formation) -> Generator[Wish, None, None]:
-        """The user's function, from the beginning to the end."""
+        """Run the user's function from the beginning to the end."""
         board, regrouper = self.board, self.regrouper
         board.generation, board.rank, board.step = formation.plan.generation, formation.me.rank, 0
         yield lambda: formation.mesh is not None or regrouper.is_over(formation)
@@ -132,7 +135,7 @@ class ShardedWorker(Worker):
         if self.regrouper.is_over(formation):
             raise Superseded
 
-    # -- the state ------------------------------------------------------------------------------------------------
+    # -- the state ---------------------------------------------------------------------------------
 
     def _take_over(self, formation: Formation) -> Generator[Wish, None, None]:
         plan = formation.plan
@@ -167,22 +170,22 @@ class ShardedWorker(Worker):
         self.enter(Phase.OUTSIDE)
 
     def _restore(
-        self, formation: Formation, restore: tuple[Snapshot, ...]
+        self, formation: Formation, restore: tuple[OfferedSnapshot, ...]
     ) -> Generator[Wish, None, None]:
-        """``Restorer``: the own piece if the state was cut alike, else all pieces."""
+        """Restore the own piece if the state was cut alike, else all pieces, like ``Restorer``."""
         age, rank, world = (
             max(snapshot.age for snapshot in restore),
             formation.me.rank,
             len(formation.plan.members),
         )
-        copies: dict[int, list[Snapshot]] = {}
+        copies: dict[int, list[OfferedSnapshot]] = {}
         for snapshot in restore:
             if snapshot.age == age:
                 copies.setdefault(snapshot.piece, []).append(snapshot)
-        for piece, found in copies.items():
-            turn = rank % len(found)
+        for piece, offered in copies.items():
+            turn = rank % len(offered)
             copies[piece] = sorted(
-                found[turn:] + found[:turn], key=lambda one: one.node != self.agent.node
+                offered[turn:] + offered[:turn], key=lambda offer: offer.node != self.agent.node
             )
         read: list[Copy] = []
         if len(copies) == world and rank in copies:
@@ -190,8 +193,8 @@ class ShardedWorker(Worker):
             read = [own] if own.pieces == world else []
         if not read:
             for piece in sorted(copies):
-                found_one = yield from self._read_one(copies[piece])
-                read.append(found_one)
+                piece_copy = yield from self._read_one(copies[piece])
+                read.append(piece_copy)
             if {copy.pieces for copy in read} != {len(read)}:
                 raise NoCopy(f"the copies of step {age[0]} do not make up a state")
         self.world.laws.read(self, read)
@@ -201,7 +204,7 @@ class ShardedWorker(Worker):
             read[0].generation,
         )
 
-    def _read_one(self, order: list[Snapshot]) -> Generator[Wish, None, Copy]:
+    def _read_one(self, order: list[OfferedSnapshot]) -> Generator[Wish, None, Copy]:
         for snapshot in order:
             agent = self.world.agents[snapshot.node]
             if self.world.apart(self.agent.node, agent.node):
@@ -220,7 +223,7 @@ class ShardedWorker(Worker):
         raise NoCopy(f"no copy of piece {order[0].piece} of step {order[0].step} could be read")
 
     def _begin_copy(self, formation: Formation) -> None:
-        """``Snapshotter.begin``."""
+        """Begin a copy of the state if there is a slot for it, like ``Snapshotter.begin``."""
         copy = Copy(
             self.name,
             formation.me.rank,
@@ -240,27 +243,27 @@ class ShardedWorker(Worker):
         self.agent.after(_LOCAL_S, self.agent.kept.sealed, self.name)
         self.notify()
 
-    # -- a step ---------------------------------------------------------------------------------------------------
+    # -- a step ------------------------------------------------------------------------------------
 
     def _transact(self, formation: Formation) -> Generator[Wish, None, None]:
         self._still_in(formation)
         self.enter(Phase.FORWARD)
-        mine: dict[int, int] = {}
+        own: dict[int, int] = {}
         for shard in formation.me.shards:
             yield self.engine.uniform(*self.world.shard_s)
-            mine[shard] = gradient(self.state, self.step, shard, self.world.config.shard_count)
+            own[shard] = gradient(self.state, self.step, shard, self.world.config.shard_count)
         self._still_in(formation)
         self.enter(Phase.REDUCE)
         step = self.step
         yield from until(self, lambda: self.protected >= step, ACK_WAIT_S)
-        one = yield from self._meet(
-            formation, self.step, Contribution(self.state, mine, self.protected)
+        outcome = yield from self._meet(
+            formation, self.step, Contribution(self.state, own, self.protected)
         )
         sums: dict[int, int] = {}
-        for brought in one.brought.values():
+        for brought in outcome.brought.values():
             sums |= brought.shards
         self.kept = whole_step(
-            self.kept, self.step, [brought.vote for brought in one.brought.values()]
+            self.kept, self.step, [brought.vote for brought in outcome.brought.values()]
         )
         self.enter(Phase.OPTIMIZER)
         yield lambda: self._copying is None
@@ -283,16 +286,16 @@ class ShardedWorker(Worker):
     def _meet(
         self, formation: Formation, step: int, contribution: Contribution | None = None
     ) -> Generator[Wish, None, Round]:
-        """A collective of all ranks."""
+        """Take part in a collective of all ranks and return it."""
         regrouper, mesh, rank = self.regrouper, formation.mesh, formation.me.rank
         if regrouper.is_over(formation) or mesh is None:
             raise Superseded
         if rank in mesh.broken:
             raise Broken("a connection of the group ended")
-        one = mesh.contribute(rank, step, contribution)
-        yield lambda: rank in one.done or rank in mesh.broken or regrouper.is_over(formation)
-        if rank not in one.done:
+        outcome = mesh.contribute(rank, step, contribution)
+        yield lambda: rank in outcome.done or rank in mesh.broken or regrouper.is_over(formation)
+        if rank not in outcome.done:
             if regrouper.is_over(formation):
                 raise Superseded
             raise Broken("a connection of the group ended in a collective")
-        return one
+        return outcome

@@ -1,8 +1,8 @@
-"""A training process: the rules of ``runtime/step/trainer.py``, with numbers for tensors.
+"""The model of a training process: the rules of ``runtime/step/trainer.py``, with numbers.
 
-Two threads as in the real one: the main thread trains (``main``), the control thread obeys (``hear``). The state of the
-training is a hash of all that was ever reduced, so that ranks agree on it only if they did the same steps with the same
-shards, each computed from the same state.
+It has two threads like the real one: the main thread trains (``main``), the control thread carries
+out orders (``hear``). The state of the training is a hash of all that was ever reduced. So ranks
+agree on it only if they did the same steps with the same shards, each computed from the same state.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from chaoskit.runtime.group.generations import FirstMove, healing_limit_s, may_appeal
-from chaoskit.runtime.step.restore import Source, sources
+from chaoskit.runtime.step.restore import StateSource, sources
 from chaoskit.vocabulary import TIMED_PHASES, Phase
 from chaoskit.wire import messages
 from chaoskit.wire.messages import (
@@ -39,25 +39,25 @@ _LOCAL_S = 0.0003
 
 
 def gradient(state: int, step: int, shard: int, count: int) -> int:
-    """What ``shard`` of ``step``, one of ``count``, gives, computed from ``state``."""
+    """Return the gradient of ``shard``, one of ``count``, of ``step``, from ``state``."""
     return hash((state, step, shard, count))
 
 
 def advance(state: int, gradients: dict[int, int]) -> int:
-    """The optimizer: the state after a step with these sums."""
+    """Return the state after a step with these sums, as the optimizer does."""
     return hash((state, *sorted(gradients.items())))
 
 
 class TrainingOver(Exception):
-    """As in ``trainer.py``."""
+    """The training is over, as in ``trainer.py``."""
 
 
 class PeerLost(Exception):
-    """As in ``peer.py``."""
+    """The peer cannot be read, as in ``peer.py``."""
 
 
 class Board:
-    """``process/heartbeat_page.py``."""
+    """The progress board of a worker: the model of ``process/progress_board.py``."""
 
     __slots__ = (
         "commits",
@@ -76,13 +76,14 @@ class Board:
         self.longest_s: dict[int, float] = dict.fromkeys(map(int, TIMED_PHASES), 0.0)
 
     def enter(self, phase: Phase, now_s: float) -> None:
+        """Begin a phase, and take in the duration of the last one."""
         if self.phase in self.longest_s and 0 < self.trained_in == self.generation:
             self.longest_s[self.phase] = max(self.longest_s[self.phase], now_s - self.since_s)
         self.phase, self.since_s = int(phase), now_s
 
 
 class Worker(Process):
-    """``worker.Control`` and ``ReplicatedTrainer``."""
+    """The model of ``worker.Control`` and ``ReplicatedTrainer``."""
 
     def __init__(self, world: World, agent: Agent, name: str) -> None:
         super().__init__(world.engine, name)
@@ -92,17 +93,17 @@ class Worker(Process):
         self.regrouper = Regrouper(self)
         self.over = False  # has committed the last step
         self._work: dict[int, int] = {}
-        self._count = 0  # shards of the batch of which that is
+        self._count = 0  # shards of the batch that this work belongs to
         self._formation: Formation | None = None
         self._unhealed = 0
         world.laws.started(self)
         self.ends.append(lambda: agent.notice_end(self))
         self._main: Strand = self.begin(self.main())
 
-    # -- the control thread ---------------------------------------------------------------------------------------
+    # -- the control thread ------------------------------------------------------------------------
 
     def hear(self, message: Any) -> None:
-        """``Control._handle``."""
+        """Handle an order of the agent, like ``Control._handle``."""
         if isinstance(message, Plan):
             if message.member(self.name) is None and self.name not in message.leavers:
                 self.kill()  # fenced: the others go on without this worker
@@ -110,15 +111,15 @@ class Worker(Process):
                 self.regrouper.offer(message)
 
     def send(self, message: messages.Message) -> None:
-        """``Control.send``: to the agent."""
+        """Send a message to the agent, like ``Control.send``."""
         self.agent.after(_LOCAL_S, self.agent.hear, self, message)
 
-    # -- what may go wrong ----------------------------------------------------------------------------------------
+    # -- what may go wrong -------------------------------------------------------------------------
 
     deaf = False  # holds the interpreter lock: no thread of it runs
 
     def hang(self, *, deaf: bool) -> None:
-        """The main thread never comes back; ``deaf``: nor do the others."""
+        """Let the main thread hang for ever; if ``deaf``, all threads."""
         self.engine.note(f"{self.name} hangs in {Phase(self.board.phase).label}, deaf={deaf}")
         self._main.hung = True
         self.world.laws.excused.add(self.name)
@@ -132,20 +133,20 @@ class Worker(Process):
 
     @property
     def hung(self) -> bool:
-        """Whether its main thread is stuck for ever."""
+        """True if the main thread hangs for ever."""
         return self._main.hung
 
     def fail(self, error: str) -> None:
-        """The user's code raises: ``_report_failure``."""
+        """Let the user's code raise an exception, like ``_report_failure``."""
         self.engine.note(f"{self.name} raises {error}")
         self._main.hung = True
         self.world.laws.excused.add(self.name)
         self.send(WorkerFailed(self.name, error, fatal=False))
 
-    # -- the main thread ------------------------------------------------------------------------------------------
+    # -- the main thread ---------------------------------------------------------------------------
 
     def main(self) -> Work:
-        """``_train``, with a job of so many steps."""
+        """Train all steps of the world, like ``_train``."""
         world = self.world
         yield self.engine.uniform(0.15, 0.45)
         if world.fails_to_start(self):
@@ -172,7 +173,7 @@ class Worker(Process):
             self.world.reached(self)
 
     def _transaction(self) -> Work:
-        """``_begin``, the user's block, ``_finish``."""
+        """Take a step, like ``_begin``, the user's block and ``_finish``."""
         step = self.step
         yield from self._settle()
         if self.step != step:
@@ -195,13 +196,13 @@ class Worker(Process):
         return [shard for shard in self._formation.me.shards if shard not in self._work]
 
     def _settle(self) -> Generator[Wish, None, None]:
-        """``ReplicatedTrainer._settle``: stand in the newest generation, at its step."""
+        """Enter the newest generation, at its step, like ``ReplicatedTrainer._settle``."""
         course, board = self.regrouper.course, self.board
         while True:
-            formation = course.known
+            formation = course.met
             if formation is None:
                 self.enter(Phase.REGROUP)
-                yield lambda: course.known is not None
+                yield lambda: course.met is not None
                 continue
             if formation is self._formation:
                 return
@@ -224,12 +225,12 @@ class Worker(Process):
             return
 
     def _stand_in(self, formation: Formation) -> None:
-        """The end of ``ReplicatedTrainer._enter``."""
+        """Report the entry into a generation, like the end of ``ReplicatedTrainer._enter``."""
         if formation.plan.generation > 1:
             self.send(Healed(self.name, formation.plan.generation))
 
     def _cut(self, formation: Formation) -> None:
-        """``ReplicatedTrainer._cut``, then ``ShardWork.keep_only``."""
+        """Keep the own shards, like ``ReplicatedTrainer._cut`` and ``ShardWork.keep_only``."""
         count = self.world.config.shards_of(self.step, len(formation.plan.members))
         kept = formation.me.shards if count == self._count else ()
         self._count, self._work = (
@@ -238,7 +239,7 @@ class Worker(Process):
         )
 
     def _heal(self, formation: Formation) -> Generator[Wish, None, bool]:
-        """``ReplicatedTrainer._heal``: take the state of a member that is ahead."""
+        """Take the state of a member that is ahead, like ``ReplicatedTrainer._heal``."""
         self.enter(Phase.RESTORE)
         for source in sources(formation):
             try:
@@ -265,15 +266,18 @@ class Worker(Process):
         return False
 
     def _leave(self, formation: Formation, error: str) -> Generator[Wish, None, None]:
-        """``ReplicatedTrainer._leave``: out of a generation, and on with the plan that explains its end."""
+        """Leave a generation until a plan explains its end, like ``ReplicatedTrainer._leave``."""
         self.enter(Phase.REGROUP)
         if error:
             self.send(GroupBroken(self.name, formation.plan.generation, error))
         self.regrouper.give_up(formation)
         yield lambda: self.regrouper.course.current is not formation
 
-    def _pull(self, formation: Formation, source: Source) -> Generator[Wish, None, None]:
-        """``ReplicatedTrainer._pull``: while the state is copied, no newer generation hears of a step."""
+    def _pull(self, formation: Formation, source: StateSource) -> Generator[Wish, None, None]:
+        """Copy the state of a member, like ``ReplicatedTrainer._pull``.
+
+        Meanwhile no step is reported to a newer generation.
+        """
         name = source.name
         regrouper, healer = self.regrouper, self.world.workers[name]
         with regrouper.advance(formation):
@@ -285,9 +289,7 @@ class Worker(Process):
                 if not healer.alive:
                     raise PeerLost(name)
                 if self.step <= 0:
-                    self.step = (
-                        -1
-                    )  # copied in place; a survivor keeps its state until it has all of the other
+                    self.step = -1  # copied in place; a survivor keeps its state until it has the whole other one
                 self.world.healing(self, healer)
                 yield self.engine.uniform(0.002, 0.06)
                 if not healer.alive or healer.step < 0:
@@ -298,7 +300,10 @@ class Worker(Process):
                 regrouper.course.step = self.step
 
     def _attempt(self) -> Generator[Wish, None, bool]:
-        """``ReplicatedTrainer._attempt``: reduce and commit once; False: the generation is over."""
+        """Reduce and commit once, like ``ReplicatedTrainer._attempt``.
+
+        Return False if the generation is over.
+        """
         formation, regrouper = self._formation, self.regrouper
         assert formation is not None
         self.enter(Phase.REDUCE)
@@ -312,30 +317,30 @@ class Worker(Process):
         return True
 
     def _reduce(self, formation: Formation) -> Generator[Wish, None, tuple[dict[int, int], int]]:
-        """``ShardWork.reduce``: the sums of all shards, and the lowest vote."""
+        """Return the sums of all shards and the lowest vote, like ``ShardWork.reduce``."""
         regrouper, mesh, rank = self.regrouper, formation.mesh, formation.me.rank
         if regrouper.is_over(formation) or mesh is None:
             raise Superseded
         if rank in mesh.broken:
             raise Broken("a connection of the group ended")
-        mine = {shard: self._work[shard] for shard in formation.me.shards}
-        one = mesh.contribute(
-            rank, self.step, Contribution(self.state, mine, regrouper.course.vote)
+        own = {shard: self._work[shard] for shard in formation.me.shards}
+        outcome = mesh.contribute(
+            rank, self.step, Contribution(self.state, own, regrouper.course.vote)
         )
-        yield lambda: rank in one.done or rank in mesh.broken or regrouper.is_over(formation)
-        if rank not in one.done:
+        yield lambda: rank in outcome.done or rank in mesh.broken or regrouper.is_over(formation)
+        if rank not in outcome.done:
             if regrouper.is_over(formation):
                 raise Superseded
             raise Broken("a connection of the group ended in the reduction")
         sums: dict[int, int] = {}
-        for brought in one.brought.values():
+        for brought in outcome.brought.values():
             sums |= brought.shards
-        return sums, min(brought.vote for brought in one.brought.values())
+        return sums, min(brought.vote for brought in outcome.brought.values())
 
     def _commit(
         self, formation: Formation, reduced: tuple[dict[int, int], int]
     ) -> Generator[Wish, None, None]:
-        """``ReplicatedTrainer._commit``, then the move to a plan that waits for this step boundary."""
+        """Commit, like ``ReplicatedTrainer._commit``, and move to a plan that waits for that."""
         sums, vote = reduced
         self.enter(Phase.OPTIMIZER)
         if self.engine.now_s > self.agent.lease_until_s:

@@ -1,1 +1,1 @@
-"""What goes wrong in a history, drawn from its seed."""
+"""Faults, stalls and resizes of a history, drawn from its seed."""

@@ -1,4 +1,4 @@
-"""What goes wrong in a history, drawn from its seed."""
+"""The faults of a history, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from simulation.processes.worker import Worker
     from simulation.world import World
 
-#: Training of a history without faults is over by then, most of the time.
+#: Time by which the training of a history without faults is over, most of the time.
 _WINDOW_S = 1.6
 _PHASES = (Phase.FORWARD, Phase.REDUCE, Phase.OPTIMIZER, Phase.RESTORE, Phase.REGROUP, Phase.DONE)
 _SLOW_S = (0.001, 0.15)  # well below the lease
@@ -24,8 +24,8 @@ class Faults:
     """A few faults, each at a time, in a phase, or when a rank heals another.
 
     Attributes:
-        done: what struck, for people.
-        last_s: nothing is broken later than this, and what was is whole again.
+        done: the faults that struck, a line each.
+        last_s: no fault strikes or ends later than this.
     """
 
     def __init__(self, world: World) -> None:
@@ -60,7 +60,7 @@ class Faults:
             self._kinds += [(self._corrupt, 4), (self._differ, 1)]
         elif world.kind == "replicated":
             self._kinds += [(self._rebalance, 6)]
-        else:  # a node that is lost takes copies with it: of these, only a doom tells
+        else:  # a lost node takes its copies with it: a doom alone is expected to lose nodes
             lossless = (
                 self._kill,
                 self._kill_several,
@@ -105,7 +105,7 @@ class Faults:
     def _until(self, time_s: float) -> None:
         self.last_s = max(self.last_s, time_s)
 
-    # -- moments --------------------------------------------------------------------------------------------------
+    # -- moments -----------------------------------------------------------------------------------
 
     def _watch(self, phase: Phase, act: Callable[[], None]) -> None:
         """Strike when the next worker enters ``phase``, at once or a little later."""
@@ -141,7 +141,7 @@ class Faults:
         engine.note(f"FAULT {what}")
         self._until(engine.now_s)
 
-    # -- targets --------------------------------------------------------------------------------------------------
+    # -- targets -----------------------------------------------------------------------------------
 
     def _victims(self) -> list[Worker]:
         world = self._world
@@ -167,7 +167,7 @@ class Faults:
         nodes = self._nodes()
         return self._world.agents[self._random.choice(nodes)] if nodes else None
 
-    # -- workers --------------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------
 
     def _kill_one(self, worker: Worker) -> None:
         if worker.alive:
@@ -175,7 +175,7 @@ class Faults:
             worker.kill()
 
     def _doom(self) -> None:
-        """All ranks of a world end in the next update; or all but one, which is lost with its node."""
+        """End all ranks of a world in the next update, or all but one, which loses its node."""
         if self._world.doom is None or self._world.doom.over:
             self._world.doom = Doom(spared=int(self._random.random() < 0.3))
 
@@ -238,7 +238,7 @@ class Faults:
             self._world.barren[agent.node] = self._world.barren.get(agent.node, 0) + count
 
     def _curse(self) -> None:
-        """A node that ends every process of ours, for a while or for good."""
+        """Let a node end all its workers, for a while or for good."""
         agent = self._node()
         if agent is not None:
             self._note(f"curse {agent.node}")
@@ -261,19 +261,19 @@ class Faults:
         self._world.engine.after(self._random.uniform(0.1, 0.9), self._haunt, node)
 
     def _differ(self) -> None:
-        """Workers that a node starts from now on, for a while, compute other numbers than the rest."""
+        """Let workers that a node starts, for a while, compute other numbers than the rest."""
         agent = self._node()
         if agent is not None:
             self._note(f"other software on {agent.node}")
             self._world.different.add(agent.node)
             self._world.laws.excused_nodes.update(
                 self._world.agents
-            )  # whose numbers count is who comes first
+            )  # the numbers of the first worker count
             self._world.barren.setdefault(agent.node, 0)
             self._at_now(self._random.uniform(0.5, 4.0), self._world.different.discard, agent.node)
 
     def _corrupt(self) -> None:
-        """A bit of a copy flips."""
+        """Flip a bit of a copy."""
         agents = [agent for agent in self._world.agents.values() if agent.alive]
         copies = [(agent.node, copy) for agent in agents for _, copy in agent.kept.all()]
         if copies:
@@ -281,7 +281,7 @@ class Faults:
             self._note(f"corrupt piece {copy.piece} of step {copy.step} on {node}")
             copy.corrupt = True
 
-    # -- nodes ----------------------------------------------------------------------------------------------------
+    # -- nodes -------------------------------------------------------------------------------------
 
     def _kill_node(self) -> None:
         agent = self._node()
@@ -321,35 +321,35 @@ class Faults:
             agent.line.cut()
 
     def _partition(self) -> None:
-        """Some nodes are cut off from the coordinator, and mostly from the other nodes, too."""
+        """Cut some nodes off from the coordinator, and mostly from the other nodes, too."""
         world, random, nodes = self._world, self._random, self._nodes()
         if not nodes:
             return
         near = set(random.sample(nodes, random.randint(1, len(nodes))))
         far = {COORDINATOR} if random.random() < 0.3 else {*world.agents, COORDINATOR} - near
-        out = {(one, other) for one in near for other in far}
-        into = {(other, one) for one, other in out}
+        out = {(site, other) for site in near for other in far}
+        into = {(other, site) for site, other in out}
         ways = random.choice((out | into, out | into, out, into))
         self._note(f"part {sorted(near)} from {sorted(far)}{'' if ways > out else ', one way'}")
         world.laws.excused_nodes |= near
         self._sever(ways, random.choice((0.3, 1.0, 2.5, 5.0)))
 
     def _split(self) -> None:
-        """Some nodes cannot reach some others, though the coordinator reaches them all."""
+        """Cut some nodes off from some others, while the coordinator reaches them all."""
         world, random = self._world, self._random
         nodes = list(world.agents)
         near = set(random.sample(nodes, random.randint(1, len(nodes) - 1)))
         far = set(
             random.sample(sorted(set(nodes) - near), random.randint(1, len(nodes) - len(near)))
         )
-        ways = {(one, other) for one in near for other in far}
+        ways = {(node, other) for node in near for other in far}
         if random.random() < 0.8:
-            ways |= {(other, one) for one, other in ways}
+            ways |= {(other, node) for node, other in ways}
         self._note(f"split {sorted(near)} from {sorted(far)}")
         self._sever(ways, random.choice((0.3, 1.0, 2.5, 5.0)))
 
     def _isolate_coordinator(self) -> None:
-        """Nobody is to blame, and nobody may be given up: it is the coordinator that cannot be heard."""
+        """Cut the coordinator off. No node is to blame, and none may be given up."""
         if not self._world.laws.plans:  # nodes that wait for the start may come again
             self._at_now(0.3, self._isolate_coordinator)
             return
@@ -357,7 +357,7 @@ class Faults:
         self._note(f"the coordinator is cut off for {for_s} s")
         nodes = self._world.agents
         if self._world.latency_s:
-            self._world.laws.excused_nodes.update(nodes)  # some are heard for longer
+            self._world.laws.excused_nodes.update(nodes)  # some stay in contact for longer
         self._sever(
             {(COORDINATOR, node) for node in nodes} | {(node, COORDINATOR) for node in nodes}, for_s
         )
@@ -368,7 +368,7 @@ class Faults:
             COORDINATOR in way for way in ways
         ):  # a slow node's lease ends before those of the others
             self._world.laws.excused_nodes |= {
-                node for node, one in self._world.agents.items() if one.frozen
+                node for node, agent in self._world.agents.items() if agent.frozen
             }
         self._world.laws.parted |= {site for way in ways if COORDINATOR not in way for site in way}
         self._at_now(for_s, self._heal, ways)
@@ -382,7 +382,7 @@ class Faults:
             agent.quiet_since_s = self._world.engine.now_s
 
     def _slow(self) -> None:
-        """Everybody may be slow, the haven too: slow is not lost."""
+        """Slow the links of a node. It may be the haven: a slow node is not lost."""
         node = self._random.choice(list(self._world.agents))
         self._note(f"slow links of {node}")
         if self._world.severed:  # it comes back later than the others
@@ -392,7 +392,7 @@ class Faults:
         if line is not None:
             line.latency_s = _SLOW_S
 
-    # -- coordinators ---------------------------------------------------------------------------------------------
+    # -- coordinators ------------------------------------------------------------------------------
 
     def _rebalance(self) -> None:
         coordinator = self._world.coordinator
@@ -406,7 +406,7 @@ class Faults:
             coordinator.kill()
 
     def _doom_coordinator(self) -> None:
-        """It ends in the middle of its next decisions, and perhaps the one after it too."""
+        """End the coordinator amid its next decisions, and perhaps its successor, too."""
         coordinator = self._world.coordinator
         if coordinator.alive and coordinator.acts_left is None:
             coordinator.acts_left = self._random.randint(0, 14)
@@ -424,7 +424,7 @@ class Faults:
             self._at_now(for_s, coordinator.thaw)
 
     def _usurp(self) -> None:
-        """A coordinator falls asleep, is taken for dead and replaced, and wakes up."""
+        """Freeze a coordinator until after it is taken for dead and replaced."""
         world, sleeper = self._world, self._world.coordinator
         if not sleeper.alive or sleeper.frozen:
             return
@@ -437,10 +437,10 @@ class Faults:
         self._at_now(self._random.uniform(0.3, 2.5), sleeper.thaw)
 
     def _lose_record(self) -> None:
-        """Before the end: one that is lost later has nothing more to tell."""
+        """Lose the log, unless the job has ended: it is of no use then."""
         if self._world.laws.end is None and not self._world.coordinator.plane.ended:
-            self._note("the record is lost")
-            self._world.record.lose()
+            self._note("the log is lost")
+            self._world.log.lose()
 
     def _succeed(self, sleeper: object) -> None:
         if self._world.coordinator is sleeper:

@@ -1,4 +1,4 @@
-"""Who wants another size, and when; drawn from a stream of its own, so that a seed's faults stay what they were."""
+"""Requests for other sizes, drawn from a random stream of their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _WINDOW_S = 1.6
 
 
 def policy_for(seed: int, nodes: int, *, sharded: bool) -> ElasticPolicy | None:
-    """Of every second history of a replicated job, and every fifth of a sharded one."""
+    """Return the elastic policy of a history, or None.
+
+    Every second history of a replicated job has one, and every fifth of a sharded job.
+    """
     if seed % 10 not in ((2, 7) if sharded else (1, 3, 5, 7, 9)):
         return None
     random = Random(f"{seed}/policy")
@@ -39,7 +42,7 @@ def policy_for(seed: int, nodes: int, *, sharded: bool) -> ElasticPolicy | None:
 
 
 def follow_for(seed: int, nodes: int) -> dict[str, Any]:
-    """Settings of every third history that is resized: its batch follows the world."""
+    """Return the settings for a batch that follows the world, in a third of the histories."""
     random = Random(f"{seed}/follow")
     return (
         {"follow": BatchScaling(rule="none"), "shards": nodes * random.randint(1, 2)}
@@ -56,7 +59,7 @@ class Resizes:
         self._second_thoughts = Random(f"{seed}/cancelled")
 
     def schedule(self) -> None:
-        """Draw them."""
+        """Draw the requests of this history."""
         policy, random = self._world.config.elastic, self._random
         if policy is None:
             return

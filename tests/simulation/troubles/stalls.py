@@ -28,7 +28,7 @@ class Stalls:
         self._world, self._faults, self._random = world, faults, Random(f"{seed}/stalls")
 
     def schedule(self) -> None:
-        """Draw them."""
+        """Draw the stalls of this history."""
         random = self._random
         if random.random() > _SHARE:
             return
@@ -49,7 +49,7 @@ class Stalls:
         engine.note(f"FAULT {what}")
 
     def _agent(self, *, any_node: bool = False) -> Agent | None:
-        found = [
+        agents = [
             agent
             for node, agent in self._world.agents.items()
             if agent.alive
@@ -57,10 +57,13 @@ class Stalls:
             and not agent.frozen
             and (any_node or node != self._world.haven)
         ]
-        return self._random.choice(found) if found else None
+        return self._random.choice(agents) if agents else None
 
     def _slow_agent(self) -> None:
-        """The agent says nothing for a while; its ranks train, its kernel acknowledges: it is not to be given up."""
+        """Silence an agent for a while.
+
+        Its ranks train and its kernel acknowledges: it must not be given up.
+        """
         agent, for_s = self._agent(any_node=True), self._random.choice(_SLOW_S)
         if agent is None:
             return
@@ -70,7 +73,7 @@ class Stalls:
         self._hold(agent, for_s)
 
     def _stop_agent(self) -> None:
-        """For longer than that, or for good."""
+        """Stop an agent for longer than is allowed, or for good."""
         agent, for_s = self._agent(), self._random.choice(_LONG_S)
         if agent is None:
             return
@@ -85,7 +88,7 @@ class Stalls:
             self._until(self._world.engine.now_s + for_s)
 
     def _pause_machine(self) -> None:
-        """All of a node stands still, and its kernel acknowledges nothing."""
+        """Let a whole node stand still: its kernel acknowledges nothing."""
         agent, for_s = self._agent(), self._random.choice(_PAUSES_S)
         if agent is None:
             return

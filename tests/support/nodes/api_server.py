@@ -1,8 +1,12 @@
-"""A small API server on the loopback, for requests and answers that a real one gives only in trouble."""
+"""A small API server on the loopback, for requests and answers that a real server gives only in
+trouble.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-#: The answer to a request: its method, path and body are given, a status and a body are returned.
+#: The answer to a request: a function of its method, path and body that returns a status and a
+#: body. A body that is a function writes the chunks of a stream to the connection.
 Answer = Callable[[str, str, Any], tuple[int, Any]]
 
 
@@ -18,8 +23,8 @@ class ApiServer:
     """The server, as a test sees it.
 
     Attributes:
-        kubeconfig: a file that names it.
-        requests: method, path and body of each request, in the order in which they came.
+        kubeconfig: a file that names the server.
+        requests: method, path and body of each request, in the order of their arrival.
     """
 
     def __init__(self, directory: Path, answer: Answer) -> None:
@@ -44,13 +49,24 @@ class ApiServer:
                 body = json.loads(self.rfile.read(length)) if length else None
                 path = self.path.partition("?")[0]
                 requests.append((self.command, path, body))
-                status, found = answer(self.command, path, body)
-                data = json.dumps(found).encode()
+                status, answer_body = answer(self.command, path, body)
+                if callable(answer_body):
+                    self._stream(status, answer_body)
+                    return
+                data = json.dumps(answer_body).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
+
+            def _stream(self, status: int, write: Callable[[socket.socket], None]) -> None:
+                self.protocol_version = "HTTP/1.1"  # else the client gives its socket away
+                self.send_response(status)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                with contextlib.suppress(ConnectionError):  # the client has gone
+                    write(self.connection)
 
             def log_message(self, *arguments: object) -> None:
                 """Print nothing."""
@@ -61,11 +77,11 @@ class ApiServer:
         self.kubeconfig = kubeconfig(directory, self._server.server_port)
 
     def start(self) -> None:
-        """Answer requests from now on."""
+        """Start to answer requests."""
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no requests any more."""
+        """Stop answering requests."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -73,7 +89,7 @@ class ApiServer:
 
 @contextmanager
 def api_server(directory: Path, answer: Answer) -> Iterator[ApiServer]:
-    """A server that answers as long as a ``with`` lasts."""
+    """Run a server that answers until the context ends."""
     server = ApiServer(directory, answer)
     server.start()
     try:

@@ -1,4 +1,4 @@
-"""A coordinator in a process of its own, for tests that speak to it over sockets."""
+"""A coordinator in its own process, for tests that connect to it over sockets."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ asyncio.run(coordinator.serve([listener]))
 
 
 class CoordinatorProcess:
-    """One that serves a run of two nodes, none of which has come.
+    """A coordinator of a run of two nodes, before any node has connected.
 
     Attributes:
-        pid: of its process.
-        address: of its only listener.
+        pid: the pid of its process.
+        address: the address of its only listener.
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -40,7 +40,7 @@ class CoordinatorProcess:
         self.address = ("127.0.0.1", int(process.stdout.readline()))
 
     def connect(self, hello: messages.Message) -> socket.socket:
-        """Introduce a client that knows the token; each wait for an answer has a limit."""
+        """Connect and authenticate a client with the token; each wait for an answer has a limit."""
         connection = frames.connect(self.address, TOKEN, LIMIT_S)
         connection.settimeout(LIMIT_S)
         frames.send(connection, hello)
@@ -49,7 +49,7 @@ class CoordinatorProcess:
 
 @contextlib.contextmanager
 def serving(directory: Path) -> Iterator[CoordinatorProcess]:
-    """A coordinator while the block lasts."""
+    """Run a coordinator while the block lasts."""
     with subprocess.Popen(
         [sys.executable, "-c", _SERVE, str(directory)], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -1,4 +1,4 @@
-"""A small file system of a test's own, which can be filled and has room again."""
+"""A small file system for one test, which can be filled and freed again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SmallDisk:
         self._filling = root / "filling"
 
     def fill(self, room_bytes: int = 0) -> None:
-        """Leave room for that much, in whole pages."""
+        """Fill the disk, but leave ``room_bytes`` of room, in whole pages."""
         with self._filling.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(65536))
@@ -27,13 +27,16 @@ class SmallDisk:
             os.truncate(self._filling, self._filling.stat().st_size // 4096 * 4096 - room_bytes)
 
     def free(self) -> None:
-        """Let there be room again."""
+        """Free the room again."""
         self._filling.unlink()
 
 
 @contextlib.contextmanager
 def small_disk(root: Path, size: str) -> Iterator[SmallDisk]:
-    """Mount a tmpfs of ``size`` (as mount takes it) at ``root``. Skips the test where that is not allowed."""
+    """Mount a tmpfs of ``size`` (as mount takes it) at ``root``.
+
+    Skip the test if mounting is not allowed.
+    """
     root.mkdir(exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(root)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:

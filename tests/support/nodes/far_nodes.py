@@ -1,7 +1,8 @@
-"""A substrate whose nodes are reached by one TCP stream each, 20 ms away: as pods of another machine are.
+"""A substrate of nodes that are reached by a TCP stream each.
 
-Each node has a list of processes of its own, and a directory that it alone sees: its pids and paths mean nothing to the
-runner. Whatever the runner knows of a node, does to it and hears of it passes through the stream to its supervisor.
+The streams are 20 ms slow in each direction, like those to pods of another machine. Each node has
+its own list of processes, and its own directory: its pids and paths mean nothing to the runner. All
+that the runner does to a node, or learns of it, passes through the stream to the node's supervisor.
 """
 
 from __future__ import annotations
@@ -12,20 +13,29 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import HarnessError
 from chaoskit.process.linux import start_ticks
+from chaoskit.substrate.cluster.bare import BareCluster
 from chaoskit.substrate.cluster.job_cluster import JobCluster
 from chaoskit.substrate.cluster.network import COORDINATOR, PlainNetwork
-from chaoskit.substrate.cluster.remote_nodes import AwaySubstrate
-from chaoskit.substrate.cluster.supervised import node_names
+from chaoskit.substrate.cluster.node_files import RemoteFiles
+from chaoskit.substrate.cluster.nodes import BaseCluster
+from chaoskit.substrate.cluster.supervised import SupervisedSubstrate, node_names
+from chaoskit.substrate.core.actions import Action, Backend
+from chaoskit.substrate.core.base import NOTHING, Needs
 from chaoskit.substrate.supervisor.client import Listener, SupervisorLink
 from chaoskit.substrate.supervisor.reception import Reception
-from chaoskit.substrate.supervisor.remote_node import KernelAway
+from chaoskit.substrate.supervisor.remote_node import (
+    BackendAway,
+    KernelAway,
+    supported_actions,
+    why_not,
+)
 from chaoskit.substrate.undo import EndEntry, UndoLog
 
 HOST = "127.0.0.1"
@@ -33,20 +43,20 @@ DELAY_MS = 20.0  # in each direction
 _RELAY = Path(__file__).with_name("slow_relay.py")
 _START_S = 120.0
 _END_S = 20.0
-MOUNT = Path("/srv")  # of each node: empty, and in memory; the runner's is another one
+MOUNT = Path("/srv")  # on each node: empty, and in memory; the runner has another one
 _APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 _MOUNT = ("sh", "-c", f'mount -t tmpfs none {MOUNT} && exec "$@"', "sh")
 
 
 @functools.cache
 def unavailable() -> str:
-    """Why there can be no such nodes here; "" if there can."""
+    """Return why there can be no such nodes here, or "" if there can."""
     tried = subprocess.run([*_APART, *_MOUNT, "true"], capture_output=True, text=True, check=False)
     return tried.stderr.strip() if tried.returncode else ""
 
 
 def no_clocks() -> str:
-    """Why nodes can have no clocks of their own here; "" if they can."""
+    """Return why nodes cannot have their own clocks here, or "" if they can."""
     tried = subprocess.run(
         [*_APART, *clock(7), *_MOUNT, "true"], capture_output=True, text=True, check=False
     )
@@ -54,15 +64,17 @@ def no_clocks() -> str:
 
 
 def clock(ahead_s: int) -> tuple[str, ...]:
-    """Options of ``unshare`` for a CLOCK_MONOTONIC that is so far ahead of this machine's."""
+    """Return options of ``unshare`` for a CLOCK_MONOTONIC that is ``ahead_s`` ahead of this
+    machine's.
+    """
     return ("--time", "--monotonic", str(ahead_s))
 
 
 class FarNode:
-    """A supervisor in a list of processes of its own, and the stream to it.
+    """A supervisor in its own list of processes, and the stream to it.
 
     Args:
-        options: of ``unshare``, for what it has of its own beside that.
+        options: more options of ``unshare``, for further namespaces.
     """
 
     def __init__(self, station: str, undo: UndoLog, options: Sequence[str] = ()) -> None:
@@ -95,12 +107,15 @@ class FarNode:
         )
         undo.plan(EndEntry(self._process.pid, start_ticks(self._process.pid)))
         assert self._process.stdin is not None
-        with self._process.stdin as told:
-            told.write(token.encode())
+        with self._process.stdin as stdin:
+            stdin.write(token.encode())
         self.kernel = KernelAway()
 
     def connect(self) -> None:
-        """Wait until it has come; it imports what programs need only then."""
+        """Wait until the supervisor has connected.
+
+        It imports modules that only programs need afterwards.
+        """
         arrived = self._reception.await_any([self._station], _START_S)
         self._reception.close()
         if arrived is None:
@@ -113,14 +128,14 @@ class FarNode:
         self.kernel.reach_by(self.link)
 
     def await_ready(self) -> None:
-        """Wait until it can start programs."""
+        """Wait until the supervisor can start programs."""
         if not self.link.await_ready():
             raise HarnessError(
                 f"the supervisor of {self._station} did not start; see its output above"
             )
 
     def close(self) -> None:
-        """Hang up: it ends, with everything below it."""
+        """Close the stream: the supervisor ends, with all processes below it."""
         self.link.close()
         try:
             self._process.wait(_END_S)
@@ -130,14 +145,15 @@ class FarNode:
                 process.wait()
 
 
-class FarSubstrate(AwaySubstrate):
-    """Keeps a supervisor for the coordinator and each node."""
+class FarSubstrate(SupervisedSubstrate):
+    """Substrate that keeps a supervisor for the coordinator and for each node."""
 
     name = "far"
-    files = MOUNT / "chaoskit"
+    is_elsewhere = True
 
     def __init__(self) -> None:
         super().__init__()
+        self.files = RemoteFiles(MOUNT / "chaoskit", self.link, self.links)
         self._nodes: dict[str, FarNode] = {}
 
     def warm_up(self) -> None:
@@ -156,7 +172,7 @@ class FarSubstrate(AwaySubstrate):
             node.await_ready()
 
     def options(self, station: str) -> Sequence[str]:
-        """Of ``unshare``, for a station."""
+        """Return options of ``unshare`` for a station."""
         return ()
 
     def link(self, station: str) -> SupervisorLink:
@@ -175,6 +191,17 @@ class FarSubstrate(AwaySubstrate):
     def network(self, nodes: Sequence[str], port: int) -> FarNetwork:
         return FarNetwork(self.link(COORDINATOR), port, self.undo)
 
+    def why_not(self, action: type[Action]) -> str:
+        self.warm_up()
+        return why_not(self.link(COORDINATOR), action)
+
+    def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
+        home = self.files.home(cluster.run_directory)
+        yield BackendAway(supported_actions(self.link(COORDINATOR)), self.link, cluster.root, home)
+
+    def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
+        raise HarnessError(f"the substrate {self.name} runs no commands")
+
     def close(self) -> None:
         while self._nodes:
             self._nodes.popitem()[1].close()
@@ -182,7 +209,9 @@ class FarSubstrate(AwaySubstrate):
 
 
 class ApartSubstrate(FarSubstrate):
-    """The same, and each node has a clock of its own: an hour apart, as machines are that were not started together."""
+    """A far substrate of nodes with clocks an hour apart, like machines that were not started
+    together.
+    """
 
     def options(self, station: str) -> Sequence[str]:
         hours = 5 if station == COORDINATOR else 1 + int(station.removeprefix("node"))
@@ -190,7 +219,9 @@ class ApartSubstrate(FarSubstrate):
 
 
 class FarNetwork(PlainNetwork):
-    """One address for all nodes; the harness is as far from the coordinator as from its supervisor."""
+    """Network with a single address for all nodes; the harness is as far from the coordinator as
+    from its supervisor.
+    """
 
     interface = "lo"
 
@@ -218,10 +249,10 @@ class FarNetwork(PlainNetwork):
 
 
 def slow_relay(port: int, undo: UndoLog) -> tuple[subprocess.Popen[str], int]:
-    """A relay to a port of this host, and the port at which it listens."""
+    """Start a relay to a port of this host, and return it with the port at which it listens."""
     command = [sys.executable, str(_RELAY), str(port), str(DELAY_MS)]
     relay = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     undo.plan(EndEntry(relay.pid, start_ticks(relay.pid)))
     assert relay.stdout is not None
-    with relay.stdout as said:
-        return relay, int(said.readline())
+    with relay.stdout as stdout:
+        return relay, int(stdout.readline())

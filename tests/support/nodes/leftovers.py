@@ -1,4 +1,4 @@
-"""What a run that was killed has left on this machine, by a mark that only its processes bear."""
+"""Remains of a killed run on this machine, found by a mark that only its processes bear."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from chaoskit.process import linux
 from chaoskit.substrate.undo.docker_janitor import LABEL, OWNER, call, endpoint
 from chaoskit.substrate.undo.entries import JOURNAL, PREFIX
 
-#: What torch leaves among the temporary files, for the next process.
+#: Temporary files that torch leaves for the next process.
 TORCH = "torchinductor_"
 
 
 class Leftovers:
-    """A place for one run: directories of its own, and a mark in the environment of all its processes.
+    """A place for one run: its own directories, and a mark in the environment of all its processes.
 
     Args:
-        directory: an empty one.
+        directory: an empty directory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -31,16 +31,19 @@ class Leftovers:
         self._name, self._value = "CHAOSKIT_TEST_MARK", str(uuid.uuid4())
 
     def environment(self) -> dict[str, str]:
-        """What the run is started with."""
-        mine = {
+        """Return the environment with which the run is started."""
+        additions = {
             self._name: self._value,
             "TMPDIR": str(self.temporary),
             "XDG_RUNTIME_DIR": str(self.runtime),
         }
-        return {**os.environ, **mine}
+        return {**os.environ, **additions}
 
     def of(self, pid: int) -> list[str]:
-        """Return everything that is left of the run whose runner was ``pid``, in words. Its journals may stay."""
+        """Return a description of everything left of the run of the runner ``pid``.
+
+        Its journals may stay.
+        """
         return [
             *self.processes(),
             *self._groups(pid),
@@ -50,27 +53,31 @@ class Leftovers:
         ]
 
     def processes(self) -> list[str]:
-        """Living processes of the run."""
-        mark, found = f"{self._name}={self._value}".encode(), []
-        for entry in Path("/proc").glob("[0-9]*"):
+        """Return descriptions of the living processes of the run."""
+        mark, descriptions = f"{self._name}={self._value}".encode(), []
+        for directory in Path("/proc").glob("[0-9]*"):
             try:
-                is_ours = mark in (entry / "environ").read_bytes()
+                is_ours = mark in (directory / "environ").read_bytes()
             except OSError:
                 continue
-            pid = int(entry.name)
+            pid = int(directory.name)
             if is_ours and not linux.is_ending(pid):
-                found.append(f"process {pid} ({linux.process_name(pid)}, {linux.state(pid)})")
-        return found
+                descriptions.append(
+                    f"process {pid} ({linux.process_name(pid)}, {linux.state(pid)})"
+                )
+        return descriptions
 
     def _containers(self, pid: int) -> list[str]:
-        """Containers of the runner; none where there is no daemon."""
-        wanted = urllib.parse.quote(json.dumps({"label": [f"{LABEL}=1"]}))
+        """Return the containers of the runner; none if there is no daemon."""
+        label_filter = urllib.parse.quote(json.dumps({"label": [f"{LABEL}=1"]}))
         with contextlib.suppress(OSError):
-            _, found = call(endpoint(), "GET", f"/containers/json?all=1&filters={wanted}")
+            _, containers = call(
+                endpoint(), "GET", f"/containers/json?all=1&filters={label_filter}"
+            )
             return [
-                f"container {one['Names'][0]}"
-                for one in found
-                if one["Labels"][OWNER].startswith(f"{pid}-")
+                f"container {container['Names'][0]}"
+                for container in containers
+                if container["Labels"][OWNER].startswith(f"{pid}-")
             ]
         return []
 
@@ -82,21 +89,21 @@ class Leftovers:
         ]
 
     def _mounts(self) -> list[str]:
-        """Mounts below the run's directories, in the mount namespace of any process."""
-        found = set()
+        """Return mounts below the run's directories, in the mount namespace of any process."""
+        mounts = set()
         for path in Path("/proc").glob("[0-9]*/mounts"):
             try:
                 lines = path.read_text().splitlines()
             except OSError:
                 continue
-            found |= {line for line in lines if f" {self.temporary.parent}/" in line}
-        return [f"mount {line}" for line in sorted(found)]
+            mounts |= {line for line in lines if f" {self.temporary.parent}/" in line}
+        return [f"mount {line}" for line in sorted(mounts)]
 
     def _files(self) -> list[str]:
         undo = [
             f"undo file {path.name}: {path.read_text()}" for path in self.runtime.rglob("*.jsonl")
         ]
-        left = [
+        remaining = [
             path.name for path in self.temporary.iterdir() if not any(path.glob(f"*/{JOURNAL}"))
         ]
-        return undo + [f"temporary {name}" for name in left if not name.startswith(TORCH)]
+        return undo + [f"temporary {name}" for name in remaining if not name.startswith(TORCH)]

@@ -1,4 +1,6 @@
-"""A driver on this machine: plans, code, records and verdicts take the way that they take to another one."""
+"""A driver on this machine: plans, code, records and verdicts take the same path as to another
+machine.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ _COMMAND = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--cold"]
 
 
 class LoopbackDriver:
-    """A supervisor that knows nothing but what its stream tells it.
+    """A driver that knows only what the stream of its supervisor delivers.
 
     Args:
-        substrate: from which the driver takes nodes.
+        substrate: the substrate from which the driver takes nodes.
     """
 
     def __init__(self, substrate: str = "local") -> None:
@@ -33,17 +35,21 @@ class LoopbackDriver:
         self.process: subprocess.Popen[bytes] | None = None
 
     def require(self, demand: RunDemand) -> None:
-        """Refuse nothing."""
+        """Accept every demand."""
 
     def open(self, undo: UndoLog) -> SupervisorLink:
-        ours, theirs = socket.socketpair()
+        socket_of_runner, socket_of_driver = socket.socketpair()
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        with theirs:
+        with socket_of_driver:
             self.process = subprocess.Popen(
-                _COMMAND, stdin=theirs.fileno(), env=environment, cwd="/", start_new_session=True
+                _COMMAND,
+                stdin=socket_of_driver.fileno(),
+                env=environment,
+                cwd="/",
+                start_new_session=True,
             )
         undo.plan(EndEntry(self.process.pid, start_ticks(self.process.pid)))
-        return SupervisorLink(ours, "the supervisor of the driver")
+        return SupervisorLink(socket_of_runner, "the supervisor of the driver")
 
     def do(self, name: str, machine: str) -> Callable[[], None]:
         raise HarnessError(f"{machine} is this machine: it is not broken")
@@ -62,10 +68,12 @@ class LoopbackDriver:
 
 
 def host() -> RemoteHost:
-    """A driver with nodes of the substrate ``local``, for ``--chaos-substrate support.nodes.loopback:host``."""
+    """Return a driver with nodes of the substrate ``local``, for ``--chaos-substrate
+    support.nodes.loopback:host``.
+    """
     return RemoteHost(LoopbackDriver(), tell_on_stderr)
 
 
 def netns() -> RemoteHost:
-    """The same with ``netns``."""
+    """Return a driver with nodes of the substrate ``netns``."""
     return RemoteHost(LoopbackDriver("netns"), tell_on_stderr)

@@ -1,4 +1,4 @@
-"""Ports and connections for tests that need a network that does not work well."""
+"""Ports and connections for tests that need a faulty network."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ HOST = "127.0.0.1"
 
 @contextlib.contextmanager
 def refusing() -> Iterator[socket.socket]:
-    """A TCP socket on loopback that is bound and does not listen: every connection to it is refused.
+    """Yield a TCP socket on loopback that is bound and does not listen: every connection to it is
+    refused.
 
-    A port that was closed would be free for any other process of the machine, and for a connection that picks it as
-    its own end. This one is held until the block ends. Give the socket to a server to let it listen after all.
+    A closed port would be free for any other process of the machine, and for a connection that
+    picks it as its own end. This port is held until the block ends. Give the socket to a server to
+    let it listen after all.
     """
     with socket.socket() as held:
         held.bind((HOST, 0))
@@ -29,17 +31,18 @@ def refusing() -> Iterator[socket.socket]:
 def without_networks(*command: str) -> list[str]:
     """Return a command that runs ``command`` where the kernel allows no further network namespace.
 
-    It ends with an error of ``unshare`` or ``sh`` where this user may make no user namespace.
+    It ends with an error of ``unshare`` or ``sh`` if this user may make no user namespace.
     """
     script = 'echo 0 > /proc/sys/user/max_net_namespaces\nexec "$@"'
     return ["unshare", "--user", "--map-root-user", "sh", "-ec", script, "sh", *command]
 
 
 def accept(connection: socket.socket, token: str) -> None:
-    """Authenticate the client of one connection, as a server does it for many.
+    """Authenticate the client of a connection, as a server does it.
 
     Raises:
-        OSError: if it ends. Refused: if the client does not know the token.
+        OSError: if the connection ends.
+        Refused: if the client does not know the token.
     """
     until_s = time.monotonic() + LIMIT_S
     client = Unproven(connection, token, until_s)

@@ -1,8 +1,10 @@
-"""A Kubernetes cluster for tests: nodes of it run on this machine, and so can mount its files.
+"""A Kubernetes cluster for tests: its nodes run on this machine, and so can mount its files.
 
-A variable of its own names it: tests make namespaces and pods, which the cluster of $KUBECONFIG may not be there for.
+A special variable names it: tests make namespaces and pods, which may be unwanted on the cluster of
+$KUBECONFIG.
 
-Its pods have this machine's Python and this checkout, each read-only; nothing that a run writes is shared with them.
+Its pods have this machine's Python and this checkout, each read-only; no file that a run writes is
+shared with them.
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ from chaoskit.substrate.kubernetes.api.rights import RBAC
 from chaoskit.substrate.kubernetes.installation import USERS, installation
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.pods.manifests import ALLOWED, ALLOWED_VALUE
-from chaoskit.substrate.kubernetes.template import ROLES
+from chaoskit.substrate.kubernetes.template import RESOURCE_CONTAINERS
 from support.waiting import wait_until
 
 VARIABLE_OF_TESTS = "CHAOSKIT_TEST_KUBECONFIG"
-#: Names the program that has made the cluster on this machine, and can break its machines.
+#: The variable with the program that made the cluster on this machine, and can break its machines.
 VARIABLE_OF_TOOL = "CHAOSKIT_TEST_CLUSTER"
 ROOT = Path(__file__).parents[3]
 NAMESPACE = os.environ.get("CHAOSKIT_TEST_NAMESPACE", "chaoskit-tests")
-IMAGE = "local.test/host:1"  # nothing but the links that make a mounted /usr work
-#: What the cluster itself puts into a namespace, and what tells of things that were there.
+IMAGE = "local.test/host:1"  # contains only the links that make a mounted /usr work
+#: Objects that the cluster itself puts into a namespace, and kinds that describe former objects.
 _STANDING = {"configmaps/kube-root-ca.crt", "serviceaccounts/default"}
-#: Of kinds that are installed.
+#: Resources of installed kinds.
 GROUPS = {
     "ServiceAccount": "/api/v1",
     "ConfigMap": "/api/v1",
@@ -50,29 +52,55 @@ _TELLING = ("events", "endpointslices")
 
 @functools.cache
 def unavailable() -> str:
-    """Why there is no such cluster; "" if there is. One that does not answer is no reason to skip anything."""
+    """Return why there is no such cluster, or "" if there is.
+
+    A cluster that does not answer is no reason for a skip.
+    """
     if not os.environ.get(VARIABLE_OF_TESTS):
         return f"no {VARIABLE_OF_TESTS} names a cluster for tests"
     return "" if find_spec("kubernetes") else "the package kubernetes is not installed"
 
 
 def ask(method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-    """What the API server answers, as the user of the kubeconfig. Raises OSError."""
+    """Return the answer of the API server to the user of the kubeconfig.
+
+    Raise OSError if it fails.
+    """
     return json.loads(_answer(method, path, body, "application/json"))
 
 
+def stream(path: str) -> Iterator[bytes]:
+    """Yield pieces of an answer when they arrive, such as the events of a watch.
+
+    Raise OSError if the API server refuses the request or does not answer.
+    """
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield from _open("GET", path, None, "application/json", limit_s=60).stream()
+    except HTTPError as error:
+        raise OSError(str(error)) from error
+
+
 def log(pod: str) -> str:
-    """What a pod has printed. Raises OSError."""
+    """Return the output of a pod. Raise OSError if the API server does not answer."""
     return _answer("GET", f"/api/v1/namespaces/{namespace()}/pods/{pod}/log", None, "*/*").decode()
 
 
 def _answer(method: str, path: str, body: Mapping[str, Any] | None, accepted: str) -> bytes:
+    data: bytes = _open(method, path, body, accepted).data
+    return data
+
+
+def _open(
+    method: str, path: str, body: Mapping[str, Any] | None, accepted: str, limit_s: float = 10
+) -> Any:
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 
     kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
     try:
-        answer = _client().call_api(
+        return _client().call_api(
             path,
             method,
             header_params={"Accept": accepted, "Content-Type": kind},
@@ -80,12 +108,10 @@ def _answer(method: str, path: str, body: Mapping[str, Any] | None, accepted: st
             auth_settings=["BearerToken"],
             _preload_content=False,
             _return_http_data_only=True,
-            _request_timeout=10,
+            _request_timeout=limit_s,
         )
     except (ApiException, HTTPError) as error:
         raise OSError(str(error)) from error
-    data: bytes = answer.data
-    return data
 
 
 @functools.cache
@@ -100,7 +126,7 @@ def _client() -> Any:
 
 @functools.cache
 def namespace() -> str:
-    """A namespace in which runs may take place; made if it is not there."""
+    """Return a namespace in which runs may take place; it is created if it does not exist."""
     metadata = {"name": NAMESPACE, "labels": {ALLOWED: ALLOWED_VALUE}}
     try:
         ask("GET", f"/api/v1/namespaces/{NAMESPACE}")
@@ -115,12 +141,15 @@ def namespace() -> str:
 
 
 def everything(*, standing: bool = False) -> list[str]:
-    """Names of all objects in the namespace, of every kind that can be listed."""
-    found = list[str]()
+    """Return names of all objects in the namespace, of every kind that can be listed."""
+    names = list[str]()
     for group, resource in _kinds():
         path = f"{group}/namespaces/{NAMESPACE}/{resource}"
-        found += [f"{resource}/{one['metadata']['name']}" for one in ask("GET", path)["items"]]
-    return sorted(set(found) if standing else set(found) - _STANDING)
+        names += [
+            f"{resource}/{resource_object['metadata']['name']}"
+            for resource_object in ask("GET", path)["items"]
+        ]
+    return sorted(set(names) if standing else set(names) - _STANDING)
 
 
 @functools.cache
@@ -128,8 +157,8 @@ def _kinds() -> list[tuple[str, str]]:
     groups = [
         "/api/v1",
         *(
-            f"/apis/{one['preferredVersion']['groupVersion']}"
-            for one in ask("GET", "/apis")["groups"]
+            f"/apis/{group['preferredVersion']['groupVersion']}"
+            for group in ask("GET", "/apis")["groups"]
         ),
     ]
     return [
@@ -143,26 +172,26 @@ def _kinds() -> list[tuple[str, str]]:
 
 
 def pods(selector: str = "") -> dict[str, Any]:
-    """Pods of the namespace, by name."""
-    found = ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector={selector}")["items"]
-    return {one["metadata"]["name"]: one for one in found}
+    """Return the pods of the namespace, by name."""
+    items = ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector={selector}")["items"]
+    return {pod["metadata"]["name"]: pod for pod in items}
 
 
 def events(job: str) -> list[Any]:
-    """The Events about a Job that chaoskit has written."""
-    found = ask(
+    """Return the Events about a Job that chaoskit has written."""
+    events = ask(
         "GET", f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name={job}"
     )["items"]
-    return [one for one in found if one.get("reportingComponent") == "chaoskit"]
+    return [event for event in events if event.get("reportingComponent") == "chaoskit"]
 
 
 def delete(pod: str, grace_s: int = 0) -> None:
-    """Delete a pod, as anything else on the cluster may."""
+    """Delete a pod, as any other client of the cluster may."""
     ask("DELETE", f"/api/v1/namespaces/{namespace()}/pods/{pod}", {"gracePeriodSeconds": grace_s})
 
 
 def evict(pod: str) -> None:
-    """Evict a pod, as ``kubectl drain`` does: it has the grace of its own."""
+    """Evict a pod, as ``kubectl drain`` does, with the pod's own grace period."""
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     ask("POST", f"/api/v1/namespaces/{namespace()}/pods/{pod}/eviction", body)
 
@@ -177,11 +206,11 @@ def delete_job(session: str) -> None:
 
 
 def api_server() -> psutil.Process | None:
-    """Its process, where that is on this machine."""
+    """Return the API server's process, or None if it is not on this machine."""
     host, _, port = str(_client().configuration.host).removeprefix("https://").partition(":")
-    wanted = {f"--bind-address={host}", f"--secure-port={port}"}
+    server_options = {f"--bind-address={host}", f"--secure-port={port}"}
     for process in psutil.process_iter(["name", "cmdline"]):
-        if process.info["name"] == "kube-apiserver" and wanted <= set(
+        if process.info["name"] == "kube-apiserver" and server_options <= set(
             process.info["cmdline"] or ()
         ):
             return process
@@ -190,7 +219,7 @@ def api_server() -> psutil.Process | None:
 
 @contextlib.contextmanager
 def budget() -> Iterator[None]:
-    """No pod of a session may be disrupted, as long as a ``with`` lasts."""
+    """Allow no disruption of a session's pods until the context ends."""
     path = f"/apis/policy/v1/namespaces/{namespace()}/poddisruptionbudgets"
     selector = {"matchLabels": {"app.kubernetes.io/name": "chaoskit"}}
     spec = {"minAvailable": "100%", "selector": selector}
@@ -209,15 +238,17 @@ def budget() -> Iterator[None]:
 
 @contextlib.contextmanager
 def installed(manifests: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-    """Objects of the namespace are there, as long as a ``with`` lasts."""
+    """Create objects of the namespace, and delete them when the context ends."""
     with contextlib.ExitStack() as undone:
-        for one in manifests:
-            path = f"{GROUPS[one['kind']]}/namespaces/{namespace()}/{one['kind'].lower()}s"
-            ask("POST", path, one)
+        for manifest in manifests:
+            path = (
+                f"{GROUPS[manifest['kind']]}/namespaces/{namespace()}/{manifest['kind'].lower()}s"
+            )
+            ask("POST", path, manifest)
             undone.callback(
                 ask,
                 "DELETE",
-                f"{path}/{one['metadata']['name']}",
+                f"{path}/{manifest['metadata']['name']}",
                 {"propagationPolicy": "Background"},
             )
         yield
@@ -225,26 +256,36 @@ def installed(manifests: Sequence[Mapping[str, Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def person() -> Iterator[str]:
-    """A kubeconfig of someone with the role of people and nothing else, beside what an administrator has installed."""
-    made = [one for one in installation(namespace(), "restricted") if one["kind"] != "Namespace"]
+    """Yield a kubeconfig of a user with the role of people only, beside an administrator's
+    installation.
+    """
+    manifests = [
+        manifest
+        for manifest in installation(namespace(), "restricted")
+        if manifest["kind"] != "Namespace"
+    ]
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "person"}}
     reference = {"apiGroup": RBAC, "kind": "Role", "name": USERS}
     subject = {"kind": "ServiceAccount", "name": "person", "namespace": namespace()}
     bound = {"metadata": {"name": "person"}, "roleRef": reference, "subjects": [subject]}
-    made += [account, {"apiVersion": f"{RBAC}/v1", "kind": "RoleBinding", **bound}]
-    with installed(made):
-        wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    manifests += [account, {"apiVersion": f"{RBAC}/v1", "kind": "RoleBinding", **bound}]
+    with installed(manifests):
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = ask(
-            "POST", f"/api/v1/namespaces/{namespace()}/serviceaccounts/person/token", wanted
+            "POST", f"/api/v1/namespaces/{namespace()}/serviceaccounts/person/token", request
         )["status"]["token"]
-        told = msgspec.yaml.decode(Path(os.environ[VARIABLE_OF_TESTS]).read_bytes())
-        told["users"] = [{"name": one["name"], "user": {"token": token}} for one in told["users"]]
-        yield json.dumps(told)
+        kubeconfig = msgspec.yaml.decode(Path(os.environ[VARIABLE_OF_TESTS]).read_bytes())
+        kubeconfig["users"] = [
+            {"name": user["name"], "user": {"token": token}} for user in kubeconfig["users"]
+        ]
+        yield json.dumps(kubeconfig)
 
 
 @contextlib.contextmanager
 def priority_class(value: int | None) -> Iterator[str]:
-    """The name of a PriorityClass, which is there as long as a ``with`` lasts; None: of one that is not."""
+    """Yield the name of a PriorityClass that exists until the context ends; for None, of a class
+    that does not exist.
+    """
     group, name = "/apis/scheduling.k8s.io/v1/priorityclasses", "chaoskit-tests"
     if value is not None:
         ask("POST", group, {"metadata": {"name": name}, "value": value})
@@ -257,7 +298,7 @@ def priority_class(value: int | None) -> Iterator[str]:
 
 @contextlib.contextmanager
 def gpus(counts: Mapping[str, int]) -> Iterator[None]:
-    """Machines claim to have so many GPUs, as long as a ``with`` lasts. There is no device behind them."""
+    """Let machines claim ``counts`` GPUs until the context ends. There is no device behind them."""
     name = "nvidia.com/gpu"
     try:
         for machine, count in counts.items():
@@ -283,7 +324,7 @@ def _allocatable(machine: str) -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def quota(pods: int) -> Iterator[None]:
-    """No more pods than these may be made, as long as a ``with`` lasts."""
+    """Limit the number of pods until the context ends."""
     path = f"/api/v1/namespaces/{namespace()}/resourcequotas"
     spec = {"hard": {"pods": str(pods)}}
     body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "all"}, "spec": spec}
@@ -296,8 +337,8 @@ def quota(pods: int) -> Iterator[None]:
 
 
 def mounts() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes with this Python and this checkout, and where a container mounts them."""
-    # not the checkout as a whole: an environment in it may lie in a folder that only its owner may pass
+    """Return volumes with this Python and this checkout, and where a container mounts them."""
+    # Not the whole checkout: an environment in it may lie in a folder that only its owner may pass.
     sources = (str(ROOT / name) for name in ("chaoskit", "faults", "suites", "fixtures", "tests"))
     mounted = dict.fromkeys(["/usr", sys.base_prefix, sys.prefix, *sources])
     names = {path: f"mount{number}" for number, path in enumerate(mounted)}
@@ -311,35 +352,42 @@ def template(directory: Path, *, roles: dict[str, Any] | None = None, **node: An
     """Write a file with a template for pods with this Python, and return its path.
 
     Args:
-        roles: resources of the pods of the driver and of the coordinator. node: more fields of the node's container.
+        roles: resources of the pods of the driver and of the coordinator.
+        node: more fields of the node's container.
     """
     volumes, mounted = mounts()
     containers = [{"name": "node", "image": IMAGE, "volumeMounts": mounted, **node}]
     if roles is not None:
-        containers += [{"name": role, "resources": roles} for role in ROLES]
+        containers += [{"name": role, "resources": roles} for role in RESOURCE_CONTAINERS]
     path = directory / "template.json"
     path.write_text(json.dumps({"spec": {"containers": containers, "volumes": volumes}}))
     return str(path)
 
 
 def options(directory: Path, **more: Any) -> KubernetesOptions:
-    """For pods of the namespace."""
-    told: dict[str, Any] = {"namespace": namespace(), "python": sys.executable}
+    """Return options for pods of the namespace."""
+    settings: dict[str, Any] = {"namespace": namespace(), "python": sys.executable}
     if "template" not in more and "image" not in more:
-        told["template"] = template(directory)
-    return KubernetesOptions(**{**told, **more})
+        settings["template"] = template(directory)
+    return KubernetesOptions(**{**settings, **more})
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """The same, for another process."""
-    told = {"NAMESPACE": namespace(), "PYTHON": sys.executable, "TEMPLATE": template(directory)}
+    """Return the environment of another process with the same options."""
+    settings = {"NAMESPACE": namespace(), "PYTHON": sys.executable, "TEMPLATE": template(directory)}
     cluster = {"KUBECONFIG": os.environ[VARIABLE_OF_TESTS]}
-    return {**os.environ, **cluster, **{f"{VARIABLE}{name}": value for name, value in told.items()}}
+    return {
+        **os.environ,
+        **cluster,
+        **{f"{VARIABLE}{name}": value for name, value in settings.items()},
+    }
 
 
 def levers(directory: Path) -> str:
-    """A file with commands that break machines of the cluster, and its API server, and some that only say so."""
-    told = {
+    """Write a file with commands that break machines of the cluster and its API server, or only
+    claim to. Return its path.
+    """
+    commands = {
         "power-cut": {"do": _tool("power-cut"), "undo": _power_on()},
         "api-stop": {"do": _signal("STOP"), "undo": _signal("CONT")},
         "nothing": {"do": ["true", "{machine}"], "undo": ["true"]},
@@ -347,12 +395,14 @@ def levers(directory: Path) -> str:
         "broken": {"do": ["sh", "-c", "echo no way to {machine} >&2; exit 3"], "undo": ["true"]},
     }
     path = directory / "levers.json"
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(commands))
     return str(path)
 
 
 def _tool(act: str) -> list[str]:
-    """Of what has made the cluster: its machines are node0, node1 and so on."""
+    """Return the command of the program that made the cluster; its machines are node0, node1 and so
+    on.
+    """
     return [
         "sh",
         "-c",
@@ -363,8 +413,11 @@ def _tool(act: str) -> list[str]:
 
 
 def _power_on() -> list[str]:
-    """A machine that boots has no network of a pod that it had before: here the kernel keeps these for minutes, as
-    sockets are open that wait for answers, and new pods get their addresses. One that has its power keeps them.
+    """Return the command that switches a machine on again.
+
+    A machine that boots has no network of its former pods. Here the kernel keeps these for minutes,
+    as open sockets wait for answers, and new pods get their addresses. A machine that kept its
+    power keeps them.
     """
     script = (
         'n="${1#node}"; case $("$0" in "$n" ip -br link show eth0) in *NO-CARRIER*)'
@@ -381,7 +434,7 @@ def _signal(name: str) -> list[str]:
 
 
 def no_tool() -> str:
-    """Why machines of the cluster cannot be broken; "" if they can."""
+    """Return why machines of the cluster cannot be broken, or "" if they can."""
     return (
         ""
         if os.environ.get(VARIABLE_OF_TOOL)
@@ -390,19 +443,21 @@ def no_tool() -> str:
 
 
 def machines() -> list[str]:
-    """Names of the cluster's machines."""
-    return [str(one["metadata"]["name"]) for one in ask("GET", "/api/v1/nodes")["items"]]
+    """Return the names of the cluster's machines."""
+    return [str(machine["metadata"]["name"]) for machine in ask("GET", "/api/v1/nodes")["items"]]
 
 
 def is_ready(machine: str) -> bool:
-    """Whether the API server holds a machine for ready."""
-    found = ask("GET", f"/api/v1/nodes/{machine}")["status"]["conditions"]
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in found)
+    """Return whether the API server regards a machine as ready."""
+    conditions = ask("GET", f"/api/v1/nodes/{machine}")["status"]["conditions"]
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
 
 
 @contextlib.contextmanager
 def labelled(machine: str, label: str) -> Iterator[None]:
-    """A machine has a label, as long as a ``with`` lasts."""
+    """Give a machine a label until the context ends."""
     path = f"/api/v1/nodes/{machine}"
     ask("PATCH", path, {"metadata": {"labels": {label: "true"}}})
     try:
@@ -413,7 +468,7 @@ def labelled(machine: str, label: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cordoned(machine: str) -> Iterator[None]:
-    """No pod is bound to a machine, as long as a ``with`` lasts."""
+    """Cordon a machine until the context ends: no pod is bound to it."""
     path = f"/api/v1/nodes/{machine}"
     ask("PATCH", path, {"spec": {"unschedulable": True}})
     try:
@@ -423,12 +478,15 @@ def cordoned(machine: str) -> Iterator[None]:
 
 
 def restarts(pod: Mapping[str, Any]) -> int:
-    """How often containers of a pod were started again."""
-    return sum(one["restartCount"] for one in pod["status"].get("containerStatuses", ()))
+    """Return how often containers of a pod were started again."""
+    return sum(status["restartCount"] for status in pod["status"].get("containerStatuses", ()))
 
 
 def run_python(code: str, *arguments: str, directory: Path) -> subprocess.Popen[bytes]:
-    """A runner of its own, which can be killed. It says a line when it is where the test wants it."""
+    """Start a runner in its own process, which can be killed.
+
+    It prints a line at the place that the test waits for.
+    """
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.Popen(
         command, env=environment(directory), stdout=subprocess.PIPE, start_new_session=True

@@ -25,32 +25,34 @@ def leave(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -
 
 
 def stay(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
-    """Be there."""
+    """Sleep until the process is ended."""
     die_with_parent(parent_pid)
     time.sleep(_LONG_S)
 
 
 def outlive(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
-    """Be there, also without the supervisor; not for long, should a test not come to end it."""
+    """Sleep, even after the end of the supervisor; not for long, in case a test fails to end the
+    process.
+    """
     time.sleep(_SHORT_S)
 
 
 def burn(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
-    """Want a CPU all the time."""
+    """Use a CPU all the time."""
     die_with_parent(parent_pid)
     while True:
         pass
 
 
 def orphan(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
-    """Start a process whose parent ends, write its pid to this file, and be there."""
+    """Start a process and let its parent end, write its pid to this file, and sleep."""
     script = f"sleep {_LONG_S:g} & echo $! > {arguments.decode()}.part; mv {arguments.decode()}.part {arguments.decode()}"
     subprocess.run(["sh", "-c", script], check=True)
     time.sleep(_LONG_S)
 
 
 def answer(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
-    """Say one's pid to whatever connects to one's socket, and end with this exit code after the first one."""
+    """Send the pid to the first client of the socket, and end with this exit code."""
     connection, _ = sockets[0].accept()
     connection.sendall(str(os.getpid()).encode())
     connection.close()
@@ -58,12 +60,14 @@ def answer(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) 
 
 
 def talk(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
-    """Come to the door at this path, say hello, give back what is said, and end when the line does."""
+    """Connect to the door at this path, send a greeting, echo each message, and end with the
+    connection.
+    """
     die_with_parent(parent_pid)
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with socket_name(Path(arguments.decode())) as name:
         line.connect(name)
-    with contextlib.suppress(OSError):  # it was hung up on
+    with contextlib.suppress(OSError):  # the peer closed the connection
         line.send(b"hello")
         while data := line.recv(4096):
             line.send(data.upper())
@@ -83,12 +87,12 @@ def write(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -
 
 
 def wind_up(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
-    """Write to this file until SIGTERM comes, then say so in it, and end."""
+    """Write to this file until SIGTERM comes, then add a last line, and end."""
     die_with_parent(parent_pid)
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
     with Path(arguments.decode()).open("a", buffering=1) as file:
-        while not told:
+        while not signals:
             file.write("work\n")
             time.sleep(0.001)
         file.write("the end\n")
@@ -96,13 +100,13 @@ def wind_up(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int)
 
 
 def defy(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
-    """Write numbered lines to this file, whatever SIGTERM says."""
+    """Write numbered lines to this file, and ignore SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     write(arguments, sockets, parent_pid)
 
 
 def complain(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
-    """Write this to standard error, and go by a signal."""
+    """Write this text to standard error, and end by a signal."""
     sys.stderr.write(arguments.decode())
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and a server under test that holds or damages what passes."""
+"""A TCP proxy between a client and a server under test that holds or damages data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ HOST = "127.0.0.1"
 
 
 class Relay:
-    """Passes on bytes of every connection to ``target``, in both directions.
+    """Proxy that passes on the bytes of every connection to ``target``, in both directions.
 
     Args:
-        hold_after: hold back the answers of the target after so many bytes of the first connection, until
-            :meth:`release`. :attr:`held` is set when that point is reached.
+        hold_after: hold back the answers of the target after this number of bytes of the first
+            connection, until :meth:`release`. :attr:`held` is set when that point is reached.
         change_byte: the place in each direction of each connection at which one bit is inverted.
     """
 
@@ -32,11 +32,11 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def release(self) -> None:
-        """Pass on what was held back."""
+        """Pass on the bytes that were held back."""
         self._released.set()
 
     def close(self) -> None:
-        """Take no more connections, and hold back none."""
+        """Accept no more connections, and stop holding back."""
         self.release()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -78,6 +78,6 @@ class Relay:
                 passed += len(data)
             sink.shutdown(socket.SHUT_WR)
         except OSError:
-            for one in (source, sink):
+            for connection in (source, sink):
                 with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""A TCP relay whose every byte arrives late: ``python slow_relay.py PORT DELAY_MS`` says where it listens."""
+"""A TCP relay that delays every byte: ``python slow_relay.py PORT DELAY_MS`` prints its port."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOST = "127.0.0.1"
 async def pass_on(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float
 ) -> None:
-    """Everything, in order, and each piece ``delay_s`` after it came."""
+    """Pass on all bytes in order, each piece ``delay_s`` after it came."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(2**16):
@@ -21,7 +21,7 @@ async def pass_on(
 
 
 async def serve(port: int, delay_s: float) -> None:
-    """Until this process is killed."""
+    """Accept connections until this process is killed."""
 
     async def relay(near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
         far_reader, far = await asyncio.open_connection(HOST, port)

@@ -32,7 +32,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
 
 
 class Started:
-    """A supervisor that has imported nothing, and the runner's end of its stream."""
+    """A supervisor before any import of programs, and the runner's end of its stream."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], link: SupervisorLink, directory: Path
@@ -56,7 +56,7 @@ class Started:
         self.link.finish(self.link.begin_end(processes, patience_s))
 
     def exit_of(self, process: Process) -> int:
-        """The wait status of a program, once the supervisor has told it."""
+        """Return the wait status of a program, once the supervisor has reported it."""
         wait_until(
             lambda: not self.link.is_open() or process.pid in self.link.exits, "the word of its end"
         )
@@ -72,12 +72,12 @@ class Started:
 
 
 def on_unix(directory: Path) -> Started:
-    ours, theirs = socket.socketpair()
-    with theirs:
+    socket_of_runner, socket_of_supervisor = socket.socketpair()
+    with socket_of_supervisor:
         process = subprocess.Popen(
-            COMMAND, stdin=theirs.fileno(), env=ENVIRONMENT, start_new_session=True
+            COMMAND, stdin=socket_of_supervisor.fileno(), env=ENVIRONMENT, start_new_session=True
         )
-    return Started(process, SupervisorLink(ours, "the supervisor"), directory)
+    return Started(process, SupervisorLink(socket_of_runner, "the supervisor"), directory)
 
 
 def on_tcp(directory: Path) -> Started:
@@ -99,6 +99,6 @@ def dialing(address: tuple[str, int], token: str, place: str = PLACE) -> subproc
         command, env=ENVIRONMENT, start_new_session=True, stdin=subprocess.PIPE
     )
     assert process.stdin is not None
-    with process.stdin as told:
-        told.write(token.encode())
+    with process.stdin as stdin:
+        stdin.write(token.encode())
     return process

@@ -1,4 +1,4 @@
-"""The pure parts of the benchmarks: the numbers, what is claimed, and the page."""
+"""Tests of the pure parts of the benchmarks: the numbers, the bars, and the page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib
 import itertools
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -29,13 +30,15 @@ from chaoskit.process.linux import is_ending
 from chaoskit.vocabulary import Event, Verdict
 from chaoskit.wire.messages import Beat, Endpoint, Heartbeat, Member, Plan, WorkerReady
 
-LIMIT_S = 60.0  # of a wait that must end
+LIMIT_S = 60.0  # limit of waits that must end
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def on_path() -> Iterator[None]:
-    """Benchmarks are run as modules of ``benchmarks``, from the top of the tree."""
+    """Put the top of the tree on the path, since benchmarks are run as modules of
+    ``benchmarks``.
+    """
     sys.path.insert(0, str(BENCHMARKS.parent))
     yield
     sys.path.remove(str(BENCHMARKS.parent))
@@ -60,14 +63,14 @@ def test_a_quantile_is_a_measured_value(bars: Any) -> None:
         5.0,
         5.0,
     ]
-    assert bars.quantile([float(value) for value in range(1, 101)], 0.95) == 95.0
+    assert bars.quantile([float(number) for number in range(1, 101)], 0.95) == 95.0
     with pytest.raises(ValueError, match="no values"):
         bars.quantile([], 0.5)
 
 
 def test_spread_shows_milliseconds(bars: Any) -> None:
     assert bars.spread([0.1, 0.3, 0.2]) == "200 ms median, 300 ms worst of 3"
-    many = bars.spread([value / 100 for value in range(1, 21)])
+    many = bars.spread([number / 100 for number in range(1, 21)])
     assert many == "105 ms median, 190 ms p95, 200 ms worst of 20"
 
 
@@ -106,8 +109,8 @@ def test_a_busy_machine_claims_no_duration_but_equality(bars: Any) -> None:
         (0.51, False, ["noisy", "noisy", "NO", "–"]),
         (0.1, True, ["smoke", "smoke", "NO", "–"]),
     ):
-        found = report(bars, *lines, load=load, smoke=smoke)
-        assert [bars.verdict_label(found, line) for line in lines] == expected
+        judged = report(bars, *lines, load=load, smoke=smoke)
+        assert [bars.verdict_label(judged, line) for line in lines] == expected
 
 
 def test_the_page_says_when_and_where_and_how_busy(bars: Any) -> None:
@@ -126,14 +129,71 @@ def test_the_page_says_when_and_where_and_how_busy(bars: Any) -> None:
     assert "no duration is claimed" not in bars.render_markdown(report(bars, line))
 
 
-def test_a_report_can_be_read_back(bars: Any) -> None:
-    written = report(
-        bars,
-        bars.Bar(
-            topic="nan", name="named", measured="3 of 3", met=True, samples={"seconds": [0.5]}
-        ),
+def test_a_report_is_saved_as_a_summary_and_with_its_samples_apart(
+    bars: Any, tmp_path: Path
+) -> None:
+    """The summary keeps all that the page shows; lists of numbers become their count, median and
+    maximum.
+    """
+    samples = {
+        "seconds": [0.5, 0.25, 1.0],
+        "p95": 1.0,
+        "worlds": [4, 3],
+        "pairs": [{"ddp": [0.1]}],
+        "limits": [],
+    }
+    bar = bars.Bar(
+        topic="kill", name="kill", measured="500 ms", limit="1 s", met=True, samples=samples
     )
-    assert msgspec.json.decode(msgspec.json.encode(written), type=bars.Report) == written
+    complete = report(
+        bars, bar, bars.Bar(topic="kill", name="equality", measured="all", timed=False)
+    )
+    importlib.import_module("benchmarks.harness.results").save(complete, tmp_path, "kill")
+    text = (tmp_path / "kill.json").read_text()
+    summary = msgspec.json.decode(text, type=bars.Report)
+    assert (
+        msgspec.json.decode((tmp_path / "samples" / "kill.json").read_bytes(), type=bars.Report)
+        == complete
+    )
+    assert summary.bars[0].summaries == {"seconds": bars.Summary(3, 0.5, 1.0)}
+    assert "samples" not in text
+    assert len(text.splitlines()) == 9  # a line for each bar
+    assert bars.render_markdown(summary) == bars.render_markdown(complete)
+
+
+def test_the_page_of_results_is_that_of_the_summaries() -> None:
+    """The page is that of the summaries; `python -m benchmarks.results_page >
+    benchmarks/results.md` updates it.
+    """
+    page = (BENCHMARKS / "results.md").read_text(encoding="utf-8")
+    assert page == importlib.import_module("benchmarks.results_page").render_page()
+
+
+def test_results_that_git_tracks_are_small() -> None:
+    """Samples belong in the folder `samples`, which git ignores."""
+    files = [file for file in (BENCHMARKS / "results").iterdir() if file.is_file()]
+    assert 15 <= len(files) <= 20
+    texts = {file.name: file.read_text(encoding="utf-8") for file in files}
+    assert [
+        name for name, text in texts.items() if len(text.splitlines()) >= 100 or len(text) > 20_000
+    ] == []
+    assert [name for name, text in texts.items() if '"samples"' in text] == []
+
+
+def test_links_to_results_name_a_section_of_the_page() -> None:
+    sections = {
+        line.removeprefix("## ") for line in (BENCHMARKS / "results.md").read_text().splitlines()
+    }
+    pages = [BENCHMARKS.parent / "README.md", *(BENCHMARKS.parent / "docs").rglob("*.md")]
+    links = [
+        link
+        for page in pages
+        for link in re.findall(r"benchmarks/results\b([^)\s`]*)\)", page.read_text())
+    ]
+    assert len(links) >= 9
+    assert [
+        link for link in links if link != ".md" and link.removeprefix(".md#") not in sections
+    ] == []
 
 
 def test_topics_run_in_their_own_order_and_unknown_ones_are_refused() -> None:
@@ -169,7 +229,7 @@ def test_only_verified_experiments_count() -> None:
     assert (slow.met, slow.measured) == (False, "19.0 (19 of 28 passed in 60.0 s)")
 
 
-# -- kills at random moments --------------------------------------------------------------------------------------
+# -- kills at random moments -----------------------------------------------------------------------
 
 
 def record(t_ns: int, source: str, event: Event, **fields: Any) -> Record:
@@ -246,7 +306,9 @@ def test_the_longest_is_explained_by_what_took_longer_than_usual() -> None:
 
 
 def test_a_hunter_kills_only_in_a_full_and_warm_world() -> None:
-    """A real process dies, once the world is full, has trained in this membership, and the spare is ready."""
+    """A real process dies, once the world is full, has trained in this membership, and the spare is
+    ready.
+    """
     hunter_of = importlib.import_module("benchmarks.harness.hunter").Hunter
     with contextlib.ExitStack() as stack:
         idle = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -290,7 +352,7 @@ def test_a_hunter_kills_only_in_a_full_and_warm_world() -> None:
             "spare",
         } - {shot.worker}
         beat(12)
-        assert hunter._timer is None  # the same membership: somebody is dead
+        assert hunter._timer is None  # the same membership: one of its members is dead
 
 
 def test_a_histogram_counts_every_value(bars: Any) -> None:
@@ -305,7 +367,7 @@ def test_a_histogram_counts_every_value(bars: Any) -> None:
     assert sum(counts) == 3
 
 
-# -- false alarms -------------------------------------------------------------------------------------------------
+# -- false alarms ----------------------------------------------------------------------------------
 
 
 def test_bursts_are_seeded_and_vary() -> None:
@@ -332,7 +394,7 @@ def test_a_load_that_cannot_be_made_is_refused(
 
 
 def test_the_load_is_there_and_then_it_is_gone() -> None:
-    """Busy processes of our own, whose memory one of them touches; nothing of them is left."""
+    """Two busy processes run, one of which touches memory; none of them is left afterwards."""
     weather = importlib.import_module("benchmarks.harness.weather")
     me = psutil.Process()
     before = {child.pid for child in me.children()}
@@ -343,7 +405,7 @@ def test_the_load_is_there_and_then_it_is_gone() -> None:
             new = {child.pid for child in me.children()} - before
             started = {
                 pid for pid in new if os.getsid(pid) == pid
-            }  # a moment ago it was a copy of us
+            }  # before setsid it is a fork of this process
             time.sleep(0.01)
         assert len(started) == 2
     assert all(is_ending(pid) for pid in started)
@@ -424,7 +486,7 @@ def test_what_counts_as_an_alarm() -> None:
     )
 
 
-# -- the cost of a setting ----------------------------------------------------------------------------------------
+# -- the cost of a setting -------------------------------------------------------------------------
 
 
 def test_any_field_of_the_configuration_can_be_varied() -> None:
@@ -454,7 +516,7 @@ def test_a_cost_is_a_ratio_of_medians() -> None:
     assert vary.cost(variation, [0.2, 0.2], [0.205, 0.205], "10m", None).met is None
 
 
-# -- two jobs in turns --------------------------------------------------------------------------------------------
+# -- two jobs in turns -----------------------------------------------------------------------------
 
 
 def turn(side: str, *seconds: float, other_cpus: float = 0.0) -> Any:
@@ -493,7 +555,7 @@ def test_pairs_beside_other_load_are_listed_and_do_not_count() -> None:
     assert bar.name.startswith("protection copies alone, 4 ranks, input fetched ahead: ")
     assert "worst of 2 pairs" in bar.measured
     assert bar.measured.endswith("; 1 of 3 pairs had other load)")
-    assert [one["ours"]["marked"] for one in bar.samples["pairs"]] == [False, False, True]
+    assert [measured["ours"]["marked"] for measured in bar.samples["pairs"]] == [False, False, True]
     assert overhead.bar_of(case, pairs[1:]).met is None  # half of them: nothing can be claimed
 
 
@@ -503,7 +565,7 @@ def test_the_sides_take_turns_in_beginning() -> None:
 
 
 class Players:
-    """One rank of each side, on threads, whose steps last as long as a test says."""
+    """A rank of each side, on threads, with steps of a length that a test chooses."""
 
     def __init__(self, directory: Path, step_s: float) -> None:
         self._turns, self._referee = (
@@ -537,7 +599,7 @@ class Players:
 
 
 def test_a_turn_beside_other_load_is_marked(tmp_path: Path) -> None:
-    """The load is a process of another tree: an orphan."""
+    """The load comes from an orphan, a process of another tree."""
     begin = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
     done = subprocess.run(["sh", "-c", begin], capture_output=True, text=True, check=True)
     try:
@@ -550,7 +612,7 @@ def test_a_turn_beside_other_load_is_marked(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_rank_ends_the_comparison(tmp_path: Path) -> None:
-    """The others must not wait for a turn that never comes."""
+    """The other ranks must not wait for a turn that never comes."""
     turns, referee = (
         importlib.import_module("benchmarks.harness.turns"),
         importlib.import_module("benchmarks.harness.referee"),
@@ -566,7 +628,7 @@ def test_the_end_of_a_rank_ends_the_comparison(tmp_path: Path) -> None:
 
 
 def test_a_referee_of_a_job_that_fails_does_not_wait_for_its_ranks(tmp_path: Path) -> None:
-    """Neither before they have come, nor in a turn."""
+    """The referee stops waiting both before the ranks have come and in a turn."""
     turns, referee = (
         importlib.import_module("benchmarks.harness.turns"),
         importlib.import_module("benchmarks.harness.referee"),
@@ -594,12 +656,18 @@ def test_both_jobs_train_in_turns(tmp_path: Path) -> None:
     """A smoke run of the real jobs; each pair is in the file, step by step."""
     options = ["--quick", "--only", "all", "--results", str(tmp_path)]
     command = [sys.executable, "-m", "benchmarks.steps.overhead", *options]
-    found = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}
+    environment = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}
     done = subprocess.run(
-        command, cwd=tmp_path, env=found, capture_output=True, text=True, timeout=600, check=False
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    bars = msgspec.json.decode((tmp_path / "overhead.json").read_bytes())["bars"]
+    bars = msgspec.json.decode((tmp_path / "samples" / "overhead.json").read_bytes())["bars"]
     assert [bar["name"].partition(":")[0] for bar in bars] == [
         "no fault, exact, 2 ranks",
         "no fault, exact, 2 ranks, input fetched ahead",

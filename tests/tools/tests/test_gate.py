@@ -1,4 +1,4 @@
-"""What the gate selects: see conftest.py in the root."""
+"""Tests of the selection of the gate. See conftest.py in the root."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def commit(directory: Path) -> None:
 
 
 def collected(pytester: pytest.Pytester, *options: str) -> set[str]:
-    """Names of the selected tests."""
-    found = pytester.runpytest_inprocess("--collect-only", "-q", *options).outlines
-    return {line.partition("::")[2] for line in found if "::" in line}
+    """Return the names of the selected tests."""
+    output = pytester.runpytest_inprocess("--collect-only", "-q", *options).outlines
+    return {line.partition("::")[2] for line in output if "::" in line}
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A repository with the conftest of this one, and tests of each kind."""
+    """Return a repository with the conftest of this one, and tests of each kind."""
     pytester.makeini("[pytest]\nmarkers =\n  promise\n  costly\n  slow")
     pytester.makeconftest(CONFTEST.read_text())
     pytester.makepyfile(test_one=TESTS)
@@ -96,7 +96,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def test_promises_and_all_that_does_not_train_are_in_every_gate(project: pytest.Pytester) -> None:
-    """Of the rest there is a slice, the same for the same commit."""
+    """The other tests give a slice, which is the same for the same commit."""
     chosen = collected(project, "--gate")
     assert (
         CHEAP
@@ -114,25 +114,29 @@ def test_promises_and_all_that_does_not_train_are_in_every_gate(project: pytest.
 
 
 def test_the_slices_of_thirty_commits_are_all_tests(project: pytest.Pytester) -> None:
-    """The slice moves with each commit, and holds promises that are slow, too; slow tests that do not train wait."""
-    seen = []
+    """The slice moves with each commit. It also holds slow promises; slow tests that do not train
+    are left out.
+    """
+    selections = []
     for _ in range(30):
-        seen.append(collected(project, "--gate"))
+        selections.append(collected(project, "--gate"))
         commit(project.path)
-    assert set().union(*seen) == collected(project) - {"test_kernel"}
-    assert sum("test_night[2]" in chosen for chosen in seen) == 1
-    assert all(one != two for one, two in pairwise(seen))
+    assert set().union(*selections) == collected(project) - {"test_kernel"}
+    assert sum("test_night[2]" in chosen for chosen in selections) == 1
+    assert all(earlier != later for earlier, later in pairwise(selections))
 
 
 def test_a_slice_can_be_chosen(project: pytest.Pytester) -> None:
-    """Any machine can run what another one has run."""
+    """A slice of another machine can be run on this one."""
     chosen = [collected(project, "--gate", "--gate-slice", str(number)) for number in range(30)]
     assert set().union(*chosen) == collected(project) - {"test_kernel"}
     assert collected(project, "--gate") == chosen[1], "the repository has one commit"
 
 
 def test_a_shallow_clone_has_slices_too(project: pytest.Pytester) -> None:
-    """It counts one commit, so the hash chooses: else all of its gates would take the same slice."""
+    """A shallow clone counts one commit, so the hash chooses; otherwise all of its gates would take
+    the same slice.
+    """
     subprocess.run(["git", "-C", str(project.path), "add", "."], check=True)
     commit(project.path)
     clone = project.path.parent / "clone"
@@ -149,7 +153,7 @@ def test_a_shallow_clone_has_slices_too(project: pytest.Pytester) -> None:
 
 
 def test_all_are_run_by_default(project: pytest.Pytester) -> None:
-    """Without the option nothing is left out."""
+    """All tests are selected if the option is missing."""
     assert len(collected(project)) == 60 + 60 + 2 + 6 + 3 + 1 + 3
 
 
@@ -170,7 +174,9 @@ def test_slow_cases_that_are_not_there_are_noticed(project: pytest.Pytester) -> 
 
 
 def test_tests_that_share_the_machine_run_in_one_process(project: pytest.Pytester) -> None:
-    """Each launcher removes the containers that others have left; other tests are spread over the processes."""
+    """Each launcher removes the containers that others have left; other tests are spread over the
+    processes.
+    """
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     folder = project.path / "tests" / "cluster" / "substrates"
     folder.mkdir(parents=True)
@@ -185,7 +191,9 @@ def test_tests_that_share_the_machine_run_in_one_process(project: pytest.Pyteste
 
 
 def test_cases_of_one_promise_are_run(project: pytest.Pytester) -> None:
-    """``--promise`` selects exactly the cases of a sentence; what is kept of the run says which sentence they hold."""
+    """The option ``--promise`` selects exactly the cases of a sentence; the file of the run names
+    the sentence of each case.
+    """
     assert collected(project, "--promise", "It holds here.") == {
         "test_cases[1-3]",
         "test_cases[2-3]",
@@ -215,7 +223,9 @@ def test_what_is_kept_of_a_run_names_promises_and_failures(project: pytest.Pytes
 
 
 def test_a_quarantined_test_runs_and_fails_no_gate(project: pytest.Pytester) -> None:
-    """Its failure is shown with the reason, its success is one of the run's; every other test still counts."""
+    """Its failure is shown with the reason, its success is one of the run's; every other test still
+    counts.
+    """
     project.makepyfile(test_two=FLAKY)
     (project.path / "tests").mkdir()
     (project.path / "tests" / "skips.toml").write_text(FLAKE)
@@ -227,11 +237,13 @@ def test_a_quarantined_test_runs_and_fails_no_gate(project: pytest.Pytester) -> 
 
 
 def test_skips_and_flakes_become_fewer() -> None:
-    """Both lists of ``tests/skips.toml`` may only shrink: lower the number here with each entry that goes."""
+    """Both lists of ``tests/skips.toml`` may only shrink: lower the number here with each entry
+    that goes.
+    """
     lists = tomllib.loads(SKIPS.read_text())
     assert len(lists.get("skip", [])) == SKIPS_LISTED
     assert len(lists.get("flake", [])) == FLAKES_LISTED
-    for entry in lists.get("flake", []):
-        assert entry.keys() == {"test", "since", "cause", "issue"}
-        path, _, name = entry["test"].partition("::")
+    for flake in lists.get("flake", []):
+        assert flake.keys() == {"test", "since", "cause", "issue"}
+        path, _, name = flake["test"].partition("::")
         assert f"def {name.partition('[')[0]}(" in (CONFTEST.parent / path).read_text()

@@ -1,4 +1,6 @@
-"""How mutants are made, and the tests on which a mutant is tried first. See tests/tools/mutants.py."""
+"""Tests of the creation of mutants and of the choice of their first tests. See
+tests/tools/mutants.py.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def choose(event) -> int:
 """
 
 
-def made(tmp_path: Path, source: str) -> list[tuple[str, str]]:
+def mutants_in(tmp_path: Path, source: str) -> list[tuple[str, str]]:
     """Return the mutants of a source: the change, and the line with the change."""
     path = tmp_path / "module.py"
     path.write_text(source)
@@ -51,8 +53,10 @@ def made(tmp_path: Path, source: str) -> list[tuple[str, str]]:
 
 
 def test_mutants_are_of_three_kinds(tmp_path: Path) -> None:
-    """Each kind has its places; an empty return, a variable and what a context manager yields are left alone."""
-    assert dict(made(tmp_path, SOURCE)) == {
+    """Each kind has its places; an empty return, a variable and a context manager's yield are left
+    alone.
+    """
+    assert dict(mutants_in(tmp_path, SOURCE)) == {
         "negate 'not lines'": "if (not (not lines)):",
         "negate 'len(line) <= most'": "found = [line for line in lines if (not (len(line) <= most))]",
         "drop 'found.sort()'": "pass",
@@ -69,9 +73,11 @@ def test_mutants_are_of_three_kinds(tmp_path: Path) -> None:
 
 
 def test_what_is_returned_is_emptied_by_its_type(tmp_path: Path) -> None:
-    """A nested function has a type of its own; an empty text, in whatever quotes, stays as it is."""
+    """A nested function has its own return type. An empty text stays as it is, in either kind of
+    quotes.
+    """
     source = 'def outer() -> str:\n    def inner() -> bool:\n        return ready\n    return name\n    return ""\n'
-    assert made(tmp_path, source) == [
+    assert mutants_in(tmp_path, source) == [
         ("empty 'ready'", "return False"),
         ("empty 'name'", "return ''"),
     ]
@@ -96,14 +102,16 @@ def test_the_rooms_of_records_have_their_unit_tests(path: str) -> None:
 
 
 def test_a_mutant_is_tried_on_tests_of_modules_that_use_its_module() -> None:
-    """No test imports the module of uneven work; those of the control plane reach it."""
+    """No test imports the module of uneven work; tests of the control plane reach it."""
     direct, near = mutants.unit_tests("chaoskit/coordinator/detectors/workload.py")
     assert direct == []
     assert "tests/unit/coordinator/test_plane.py" in near
 
 
 def test_a_module_that_is_imported_as_a_name_of_its_package_is_found() -> None:
-    """``from chaoskit.coordinator.membership import events``."""
+    """The import ``from chaoskit.coordinator.membership import events`` counts as one of the
+    module.
+    """
     direct, _ = mutants.unit_tests("chaoskit/coordinator/membership/events.py")
     assert "tests/unit/coordinator/test_plane.py" in direct
 

@@ -1,4 +1,8 @@
-"""Skips in CI: one whose reason is not listed in ``tests/skips.toml`` fails. See conftest.py in the root."""
+"""Tests of the skip policy: in CI, a skip fails unless its reason is listed in
+``tests/skips.toml``.
+
+The policy is in conftest.py in the root.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,9 @@ def test_runs(): pass
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    """A project with the conftest of this repository, a list of one reason, and tests that skip."""
+    """Return a project with the conftest of this repository, a list of one reason, and tests that
+    skip.
+    """
     pytester.makeconftest(CONFTEST.read_text())
     pytester.mkdir("tests")
     (pytester.path / "tests" / "skips.toml").write_text(
@@ -36,7 +42,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 def test_an_unlisted_skip_fails_in_ci(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The report names the reason and the list."""
+    """The report of the failure names the reason and the list."""
     monkeypatch.setenv("CI", "true")
     result = project.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, skipped=1, errors=1)
@@ -48,7 +54,9 @@ def test_an_unlisted_skip_fails_in_ci(
 def test_an_unlisted_skip_of_a_whole_file_fails_in_ci(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tests are not even collected, so nothing else would tell that they are missing."""
+    """The tests of the file are not even collected, so only this failure shows that they are
+    missing.
+    """
     monkeypatch.setenv("CI", "true")
     project.makepyfile(
         test_two='import pytest\npytest.importorskip("no_such_module", reason="no such module")'
@@ -59,7 +67,7 @@ def test_an_unlisted_skip_of_a_whole_file_fails_in_ci(
 
 
 def test_a_developer_may_skip(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside CI a machine may lack anything."""
+    """Skips outside CI are allowed, since a developer's machine may lack anything."""
     monkeypatch.delenv("CI", raising=False)
     project.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1, skipped=2)
 
@@ -67,7 +75,7 @@ def test_a_developer_may_skip(project: pytest.Pytester, monkeypatch: pytest.Monk
 def test_outcomes_and_durations_are_kept(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A JSON object, one entry a test."""
+    """The file is a JSON object with an entry for each test."""
     monkeypatch.delenv("CI", raising=False)
     project.runpytest_inprocess("-p", "no:cacheprovider", "--durations-file", "kept/times.json")
     kept = json.loads((project.path / "kept" / "times.json").read_text())

@@ -1,4 +1,4 @@
-"""Attempts to connect overlap: a network may lose one of them, and the next one succeeds."""
+"""Overlapping attempts to connect: a network may lose one of them, and the next succeeds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import pytest
 from support.nodes.network import HOST, refusing
 from support.waiting import LIMIT_S
 
-from chaoskit.agent.reconnect import can_connect, dial
+from chaoskit.agent.dial import can_connect, dial
 from chaoskit.wire import frames
 
 TOKEN = "token"
 
 
 class Listener:
-    """A server that does not answer the first ``deaf`` connections, and proves the token to the others.
+    """A server that does not answer the first ``deaf`` connections, and proves the token to the
+    others.
 
     Attributes:
-        begun: connections that it has accepted.
-        ended: those of them that the other side has closed.
+        begun: the number of accepted connections.
+        ended: the number of accepted connections that the other side has closed.
     """
 
     def __init__(self, deaf: int) -> None:
@@ -54,7 +55,7 @@ def listener(deaf: int = 0) -> contextlib.AbstractAsyncContextManager[Listener]:
 
 
 def test_an_attempt_that_is_not_answered_is_overtaken_by_the_next() -> None:
-    """An attempt succeeds while those before it are still open: none has to fail first."""
+    """An attempt succeeds while earlier attempts are still open: none has to fail first."""
 
     async def main() -> None:
         async with listener(deaf=2) as server:
@@ -89,7 +90,7 @@ def test_a_listener_that_comes_late_is_found() -> None:
 
 @pytest.mark.parametrize("deaf", [0, 99])
 def test_at_the_deadline_nothing_is_left_of_the_attempts(deaf: int) -> None:
-    """Neither connections nor errors that were not looked at, which would end an agent.
+    """There are neither connections nor unretrieved errors, which would end an agent.
 
     The time is enough for more attempts than are kept.
     """
@@ -101,8 +102,8 @@ def test_at_the_deadline_nothing_is_left_of_the_attempts(deaf: int) -> None:
         )
         with refusing() as held:
             async with listener(deaf) as server:
-                there = server.address if deaf else held.getsockname()
-                assert await dial(lambda: there, TOKEN, time.monotonic() + 2.2) is None
+                address = server.address if deaf else held.getsockname()
+                assert await dial(lambda: address, TOKEN, time.monotonic() + 2.2) is None
                 await asyncio.sleep(0)
                 gc.collect()
                 await asyncio.sleep(0)
@@ -124,7 +125,7 @@ def test_whether_a_link_works() -> None:
 
 
 def test_a_link_that_is_refused_once_is_tried_again_later() -> None:
-    """A refusal does not end the test of a link: the host may be behind a route that is just being changed."""
+    """A refusal does not end the test of a link: the route to the host may just be changing."""
 
     async def main() -> None:
         with refusing() as held:

@@ -1,4 +1,4 @@
-"""Time in which a whole machine stood still is no age of a phase."""
+"""Standstill of a whole machine, which does not count for the age of a phase."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_only_the_part_of_a_pause_after_the_begin_of_a_phase_counts() -> None:
 
 
 def test_an_agent_that_reads_seldom_does_not_stand_still() -> None:
-    """Else a hang would never be found there."""
+    """Rare readings are no standstill; otherwise a hang would never be found on that node."""
     interval_ms = 3000.0
     standstill = Standstill(interval_ms)
     late_ns = int(STANDSTILL_INTERVALS * interval_ms * MS)

@@ -1,4 +1,6 @@
-"""The connection of an agent to the coordinator, over real sockets and on a clock that the tests move."""
+"""The connection of an agent to the coordinator, over real sockets and on a clock that the tests
+move.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,15 @@ TOKEN = "token"
 BEAT_S = 0.02
 SILENT_BEATS = 10  # a coordinator may leave less than six intervals without an answer
 OUTAGE_S = 60
-#: No machine may have it.
+#: An address that no machine may have.
 NOWHERE = ("255.255.255.255", 1)
 HELLO = AgentHello("node0", "host", 1)
 
 
 class Server:
-    """A coordinator that answers heartbeats if it is to; each connection of the agent is one of its lines."""
+    """A coordinator that answers heartbeats if told to; each connection of the agent is one of its
+    lines.
+    """
 
     def __init__(self, outage_s: float) -> None:
         self.config = RunConfig(
@@ -52,7 +56,7 @@ class Server:
         self.answers = True
         self.lines: list[asyncio.StreamWriter] = []
         self.ended: list[int] = []  # lines that the agent has closed
-        self.heard_ns = 0  # the newest heartbeat
+        self.heard_ns = 0  # the time of the newest heartbeat
         self.received: list[Any] = []  # messages of all lines
         self.moved = asyncio.Condition()
 
@@ -94,20 +98,24 @@ class Server:
 
 
 class Agent:
-    """An agent with a clock that stands still: it beats and looks when it is told to, and takes what comes."""
+    """An agent with a clock that stands still: it sends heartbeats and checks on demand, and takes
+    incoming messages.
+    """
 
     def __init__(self, uplink: Uplink, clock: FakeClock) -> None:
         self.uplink, self.clock, self.heard = uplink, clock, asyncio.Queue[Any]()
         self.following = asyncio.ensure_future(self._follow())
 
     def beat(self) -> None:
-        """Send a heartbeat, an interval after the last one, and look whether the coordinator has fallen silent."""
+        """Send a heartbeat, an interval after the last, and check whether the coordinator has
+        fallen silent.
+        """
         self.clock.sleep(BEAT_S)
-        self.uplink.tell(Heartbeat("node0", (), self.clock.now_ns()))
+        self.uplink.send(Heartbeat("node0", (), self.clock.now_ns()))
         self.uplink.look(self.clock.now_s())
 
     def beat_in_silence(self) -> None:
-        """Beat for longer than a coordinator may be silent."""
+        """Send heartbeats for longer than a coordinator may be silent."""
         for _ in range(SILENT_BEATS):
             self.beat()
 
@@ -169,7 +177,9 @@ def test_a_coordinator_that_falls_silent_is_attached_to_again_before_the_first_c
 
 
 def test_messages_before_the_first_connection_is_in_use_are_sent_first_and_in_order() -> None:
-    """The fork server may report before the agent reads from its connection, and nothing is said twice."""
+    """The fork server may report before the agent reads from its connection, and no message is sent
+    twice.
+    """
     early = [
         WorkerFailed("node0.zygote", "ModuleNotFoundError", fatal=True),
         Sealed("node0", (), 0),
@@ -186,11 +196,11 @@ def test_messages_before_the_first_connection_is_in_use_are_sent_first_and_in_or
         line.setblocking(False)
         uplink = Uplink(line, lambda: address, TOKEN, welcome, lambda: HELLO, clock=clock.now_ns)
         for message in early:
-            uplink.tell(message)
+            uplink.send(message)
         agent = Agent(uplink, clock)
         server.lines[0].write(frames.encode(Recall()))
         assert await agent.next() == Recall(), "it follows"
-        uplink.tell(Heartbeat("node0", (), 2))
+        uplink.send(Heartbeat("node0", (), 2))
         await server.until_received(len(early) + 1)
         assert server.received == [*early, Heartbeat("node0", (), 2)]
         listener.close()
@@ -202,7 +212,7 @@ def test_messages_before_the_first_connection_is_in_use_are_sent_first_and_in_or
 
 
 def test_a_coordinator_that_has_moved_is_found(tmp_path: Path) -> None:
-    """Where it is now is written into the run's directory, and read for each attempt."""
+    """The current address is written into the run's directory, and read for each attempt."""
 
     async def main() -> None:
         async with attached(run_directory=tmp_path) as (server, agent):
@@ -224,19 +234,19 @@ def test_a_coordinator_that_has_moved_is_found(tmp_path: Path) -> None:
 
 
 def test_a_new_agent_asks_again_where_its_coordinator_is() -> None:
-    """The machine that it was on may be gone, and has no address any more."""
+    """The coordinator's former machine may be gone, and have no address any more."""
 
     async def main() -> None:
-        server, asked = Server(OUTAGE_S), list[Address]()
+        server, attempts = Server(OUTAGE_S), list[Address]()
         listener = await asyncio.start_server(server.greet, "127.0.0.1", 0)
         places: list[Address] = [NOWHERE, listener.sockets[0].getsockname()]
 
         def where() -> Address:
-            asked.append(places[min(len(asked), 1)])
-            return asked[-1]
+            attempts.append(places[min(len(attempts), 1)])
+            return attempts[-1]
 
         line, _ = await asyncio.to_thread(attach_first, where, TOKEN, HELLO)
-        assert asked == places
+        assert attempts == places
         line.close()
         listener.close()
 
@@ -247,7 +257,7 @@ def test_a_new_agent_asks_again_where_its_coordinator_is() -> None:
 
 
 def test_an_agent_that_is_answered_keeps_its_connection() -> None:
-    """A coordinator that answers heartbeats is not attached to again, however long that goes on."""
+    """A coordinator that answers heartbeats is not attached to again, at any length of the run."""
 
     async def main() -> None:
         async with attached() as (server, agent):
@@ -263,7 +273,7 @@ def test_an_agent_that_is_answered_keeps_its_connection() -> None:
 
 
 def test_only_the_answer_to_a_newer_heartbeat_extends_the_lease() -> None:
-    """An answer that a network held back for long says nothing of now."""
+    """A long delayed answer says nothing about the present."""
 
     async def main() -> None:
         async with attached() as (server, agent):
@@ -282,7 +292,7 @@ def test_only_the_answer_to_a_newer_heartbeat_extends_the_lease() -> None:
 
 
 def test_a_probe_is_for_the_kernel_and_no_answer() -> None:
-    """It extends no lease, and a coordinator that sends nothing else is silent."""
+    """The probe extends no lease, and a coordinator that sends only probes is silent."""
 
     async def main() -> None:
         async with attached() as (server, agent):
@@ -303,12 +313,12 @@ def test_a_probe_is_for_the_kernel_and_no_answer() -> None:
 
 
 def test_an_agent_that_has_slept_through_its_lease_may_come_back() -> None:
-    """Its workers commit nothing in the meantime, and the coordinator decides what becomes of them."""
+    """The agent's workers commit no step meanwhile, and the coordinator decides their fate."""
 
     async def main() -> None:
         async with attached(outage_s=1) as (server, agent):
             agent.clock.sleep(10.0)
-            server.lines[0].close()  # it was given up
+            server.lines[0].close()  # the agent was given up
             await server.until(lines=2)
             server.lines[1].write(frames.encode(EndJob(True, "")))
             assert await agent.next() == EndJob(True, "")

@@ -1,4 +1,6 @@
-"""The format of stored snapshots: what torch opens, what we read in place, and every kind of damage that is found."""
+"""The format of stored snapshots: containers that torch opens, reading in place, and detection of
+every kind of damage.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from chaoskit.checkpoint import DiskTier, NothingToRestore
 from chaoskit.checkpoint.disk.container import ALIGN_BYTES, wrap
 from chaoskit.checkpoint.disk.retention import Retention
-from chaoskit.checkpoint.disk.snapshot import Snapshot, Wanted
+from chaoskit.checkpoint.disk.snapshot import Snapshot, TensorRequest
 from chaoskit.checkpoint.layout.boxes import Box, whole
 from chaoskit.checkpoint.layout.manifest import FILE_CHUNK_BYTES, Damaged, decode_manifest
 from chaoskit.checkpoint.layout.raw import tensor_bytes
@@ -56,12 +58,12 @@ def random_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return raw.view(dtype).view(shape)
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    same = one.dtype == other.dtype and one.shape == other.shape
-    return same and tensor_bytes(one, "one").tobytes() == tensor_bytes(other, "other").tobytes()
+def same_bits(first: torch.Tensor, other: torch.Tensor) -> bool:
+    same = first.dtype == other.dtype and first.shape == other.shape
+    return same and tensor_bytes(first, "one").tobytes() == tensor_bytes(other, "other").tobytes()
 
 
-# -- the container ------------------------------------------------------------------------------------------------
+# -- the container ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -80,7 +82,7 @@ def test_torch_opens_the_container(dtype: torch.dtype) -> None:
 def test_a_container_of_more_than_four_gibibytes(tmp_path: Path) -> None:
     count, path = 2**32 + 4096, tmp_path / "large.pt"
     head, tail = wrap("uint8", (count,), count, 0)
-    with path.open("wb") as file:  # sparse: it takes no room on the disk
+    with path.open("wb") as file:  # sparse: the file takes no room on the disk
         file.write(head)
         file.seek(len(head) + count - 1)
         file.write(b"\x07" + tail)
@@ -92,7 +94,7 @@ def test_a_container_of_more_than_four_gibibytes(tmp_path: Path) -> None:
         assert archive.read("archive/version") == b"3\n"
 
 
-# -- what is written is what is read --------------------------------------------------------------------------------
+# -- what is written is what is read ---------------------------------------------------------------
 
 
 def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
@@ -159,12 +161,17 @@ def test_large_tensors_cross_chunks_and_one_place_is_read_twice(tmp_path: Path) 
     )  # two chunks, and the container
     snapshot = DiskTier(tmp_path).save(1, {"w": full, "v": full[:5]})
     assert len(snapshot.manifest.files[0].chunks) == 3
-    item, tail = snapshot.items["w"][0], torch.empty(100, 1024, dtype=torch.int32)
-    one, two = torch.empty_like(full), torch.empty_like(full)
+    stored, tail = snapshot.items["w"][0], torch.empty(100, 1024, dtype=torch.int32)
+    first_copy, second_copy = torch.empty_like(full), torch.empty_like(full)
     snapshot.read_into({"w": (tail, Box((full.shape[0] - 100, 0), (100, 1024)))})
-    snapshot.read([Wanted(item, item.box, one), Wanted(item, item.box, two)])
-    assert torch.equal(one, full)
-    assert torch.equal(two, full)
+    snapshot.read(
+        [
+            TensorRequest(stored, stored.box, first_copy),
+            TensorRequest(stored, stored.box, second_copy),
+        ]
+    )
+    assert torch.equal(first_copy, full)
+    assert torch.equal(second_copy, full)
     assert torch.equal(tail, full[-100:])
 
 
@@ -203,7 +210,7 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
         snapshot.read_into({"w": (torch.ones(3), whole((3, 4)))})
     with pytest.raises(BadInput, match="box of a tensor"):
         snapshot.read_into({"w": (torch.ones(4, 4), whole((4, 4)))})
-    with pytest.raises(BadInput, match="is there"):
+    with pytest.raises(BadInput, match="exists"):
         tier.begin(1, 0)
     with pytest.raises(BadInput, match="0 or more"):
         tier.begin(-1)
@@ -212,7 +219,7 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
     assert list((tmp_path / ".staging").iterdir()) == []
 
 
-# -- damage -------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 def flip_bit(path: Path) -> None:
@@ -251,10 +258,10 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def _swap(one: Path, other: Path) -> None:
-    kept = one.with_name("kept")
-    one.rename(kept)
-    other.rename(one)
+def _swap(first: Path, other: Path) -> None:
+    kept = first.with_name("kept")
+    first.rename(kept)
+    other.rename(first)
     kept.rename(other)
 
 
@@ -275,16 +282,16 @@ def test_damage_is_found_and_the_snapshot_before_is_taken(
     for step in (0, 1, 2):
         tier.save(step, full_state(step), {"step": b"*" * step})
     DAMAGES[damage](tmp_path / "step-000000002.g0" / name)
-    found = DiskTier(tmp_path).newest_verified()
+    scan = DiskTier(tmp_path).newest_verified()
     survivor = 0 if damage == "swapped" else 1
-    assert found.snapshot.manifest.step == survivor
-    assert found.lost_steps == 2 - survivor
-    assert [one.step for one in found.lost] == list(range(2, survivor, -1))
-    for one in found.lost:
-        assert one.reason in (one.path / "REASON.txt").read_text()
-        assert not (tmp_path / one.name).exists()
+    assert scan.snapshot.manifest.step == survivor
+    assert scan.lost_steps == 2 - survivor
+    assert [loss.step for loss in scan.lost] == list(range(2, survivor, -1))
+    for loss in scan.lost:
+        assert loss.reason in (loss.path / "REASON.txt").read_text()
+        assert not (tmp_path / loss.name).exists()
     target = torch.empty(300, 500)
-    found.snapshot.read_into({"w": (target, whole((300, 500)))})
+    scan.snapshot.read_into({"w": (target, whole((300, 500)))})
     assert torch.equal(target, full_state(survivor)["w"])
 
 
@@ -311,7 +318,7 @@ def test_an_older_chunk_in_place_is_found(tmp_path: Path) -> None:
         target.write(source.read(FILE_CHUNK_BYTES))
     with pytest.raises(Damaged, match=f"bytes {2 * FILE_CHUNK_BYTES} to"):
         after.verify()
-    rows = FILE_CHUNK_BYTES // 8  # inside of the first chunk: what is wanted is whole
+    rows = FILE_CHUNK_BYTES // 8  # inside of the first chunk: the requested part is whole
     target = torch.empty(rows)
     after.read_into({"w": (target, whole((rows,)))})
     assert bool((target == 1).all())
@@ -340,4 +347,4 @@ def test_a_directory_under_another_name_is_damage(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path)
     tier.save(1, full_state(1)).path.rename(tmp_path / "step-000000009.g0")
     (damaged,) = tier.snapshots().damaged
-    assert "its manifest is of step-000000001.g0" in damaged.reason
+    assert "its manifest names step-000000001.g0" in damaged.reason

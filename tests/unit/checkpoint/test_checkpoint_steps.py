@@ -1,4 +1,6 @@
-"""The step of a checkpoint comes from its state, its writer or its name; a name with several numbers is refused."""
+"""The step of a checkpoint comes from its state, its writer or its name; a name with several
+numbers is refused.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ LOSSES = {100: 0.95, 200: 0.85, 300: 0.75, 400: 0.65}
 
 
 def state(step: int) -> dict[str, Any]:
-    """Return a nested state that shows which step it is of."""
+    """Return a nested state of a recognisable step."""
     return {
         "weight": torch.full((8,), float(step)),
         "loop": {"step": step, "seen": torch.tensor(step)},
@@ -62,7 +64,7 @@ def steps_in(root: Path) -> list[int]:
         ("run7-lr1e-4-step-120", 120),
         ("bf16-step-120", 120),
         ("ema-step-120", 120),
-        ("stop-120", 120),  # top is a part of the word
+        ("stop-120", 120),  # "stop" is part of the word
         ("blueprint120", 120),
     ],
 )
@@ -131,7 +133,7 @@ def test_a_name_without_a_number_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["loop.step", "loop.seen"])
 def test_the_state_says_the_step_whatever_the_name(tmp_path: Path, key: str) -> None:
-    """The newest checkpoints are kept and restored though the loss in their names falls."""
+    """The newest checkpoints are kept and restored even if the loss in their names falls."""
     writer = SnapshotWriter(DiskTier(tmp_path, retention=Retention(keep_last=2)), step_key=key)
     for step, loss in LOSSES.items():
         dcp.save(
@@ -139,9 +141,9 @@ def test_the_state_says_the_step_whatever_the_name(tmp_path: Path, key: str) -> 
         )
     assert steps_in(tmp_path) == [400, 300]
     loaded = state(0)
-    found = restore(loaded, disk=tmp_path)
-    assert found is not None
-    assert (found.step, loaded["loop"]["step"]) == (400, 400)
+    restored = restore(loaded, disk=tmp_path)
+    assert restored is not None
+    assert (restored.step, loaded["loop"]["step"]) == (400, 400)
     assert list((tmp_path / ".staging").iterdir()) == []
 
 
@@ -193,7 +195,9 @@ def test_a_key_that_the_state_lacks_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_save_without_a_name_does_not_take_the_step_of_the_save_before(tmp_path: Path) -> None:
-    """torch tells a writer of a name only where there is one: the step before stayed in force."""
+    """torch tells a writer a name only if there is one: formerly the step before stayed in
+    force.
+    """
     writer = SnapshotWriter(tmp_path)
     dcp.save(state(1), checkpoint_id="step-1", storage_writer=writer)
     with pytest.raises(CheckpointException, match="checkpoint_id"):
@@ -211,7 +215,9 @@ def test_two_ways_to_say_the_step_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_of_a_snapshot_loads_that_one(tmp_path: Path) -> None:
-    """Of two snapshots of a step the name says which, and the next load without a name takes the newest again."""
+    """The name selects one of two snapshots of a step, and the next load without a name takes the
+    newest again.
+    """
     writer = SnapshotWriter(DiskTier(tmp_path, retention=Retention(keep_last=0)))
     for seed in (1, 2):
         dcp.save(state(seed), checkpoint_id="step-5", storage_writer=writer)
@@ -225,17 +231,21 @@ def test_a_name_of_a_snapshot_loads_that_one(tmp_path: Path) -> None:
 def test_training_that_went_back_keeps_what_it_stores(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A script that loads step 100 and trains on stores step 150 beside a step 300 that it gave up."""
+    """A script that loads step 100 and trains on stores step 150 beside a step 300 that it
+    gave up.
+    """
     writer = SnapshotWriter(DiskTier(tmp_path, retention=Retention(keep_last=2)))
     for step in (100, 200, 300):
         dcp.save(state(step), checkpoint_id=f"step-{step}", storage_writer=writer)
     dcp.save(state(150), checkpoint_id="step-150", storage_writer=writer)
     assert 150 in steps_in(tmp_path)
-    assert "step 150 was saved, and step 300 is there" in caplog.text
+    assert "step 150 was saved, but a restore would load the newer step 300" in caplog.text
 
 
 def test_a_renamed_directory_is_no_snapshot_of_its_name(tmp_path: Path) -> None:
-    """A copy of step 100 under the name of step 900 is set aside, and does not push out the real ones."""
+    """A copy of step 100 under the name of step 900 is set aside, and does not push out the real
+    ones.
+    """
     tier = DiskTier(tmp_path, retention=Retention(keep_last=1))
     tier.save(100, {"weight": torch.ones(2)})
     shutil.copytree(tmp_path / "step-000000100.g0", tmp_path / "step-000000900.g0")
@@ -244,7 +254,9 @@ def test_a_renamed_directory_is_no_snapshot_of_its_name(tmp_path: Path) -> None:
 
 
 def test_a_store_prunes_by_manifests(tmp_path: Path) -> None:
-    """A copy of step 1 in a store under the name of step 900 counts neither as the newest nor as whole."""
+    """A copy of step 1 in a store under the name of step 900 counts neither as the newest nor as
+    whole.
+    """
     disk = DiskTier(tmp_path / "disk", retention=Retention(keep_last=0))
     store = RemoteTier(f"file://{tmp_path}/store", retention=Retention(keep_last=1))
     for step in (1, 2):
@@ -257,7 +269,9 @@ def test_a_store_prunes_by_manifests(tmp_path: Path) -> None:
 
 
 def test_names_that_chaoskit_does_not_write_are_no_snapshots(tmp_path: Path) -> None:
-    """A tenth digit that pads a number, or digits of another script, would be a second name of the same step."""
+    """A tenth digit that pads a number, or digits of another script, would be a second name of the
+    same step.
+    """
     tier = DiskTier(tmp_path)
     tier.save(100, {"weight": torch.ones(2)})
     for name in ("step-0000000100.g0", "step-000000100.g00", "step-٠٠٠٠٠٠١٠٠.g0"):

@@ -1,4 +1,6 @@
-"""Which commits are copied: at most a share of the time for copies, at most so many seconds of work at risk."""
+"""Selection of the commits to copy: at most a share of the time for copies, at most some seconds of
+work at risk.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from chaoskit.daemon.copy_budget import COST_SHARE, RISK_S, CopyBudget
 
 
 class Job:
-    """Commits a step whenever it is told to, and has the copies made that the budget wants.
+    """Job that commits steps on demand, and makes the copies that the budget asks for.
 
     Attributes:
-        at_s: step -> when it was committed.
+        at_s: step -> the time of its commit.
         copies: steps that were copied, in order.
     """
 
@@ -34,7 +36,7 @@ class Job:
         self.budget.begin(alone=alone)
 
     def commit(self, step_s: float, *, fails: bool = False) -> bool:
-        """Whether the state was to be copied."""
+        """Commit a step, and return whether its state was to be copied."""
         self.step, self.now_s = self.step + 1, self.now_s + step_s
         self.at_s[self.step] = self.now_s
         if not self.budget.wants(self.step, self.generation, self.now_s):
@@ -48,7 +50,7 @@ class Job:
 
 
 def test_copies_take_one_percent_of_steps_that_are_alike() -> None:
-    """25 ms of each 17 steps of 150 ms."""
+    """A copy costs 25 ms of each 17 steps of 150 ms."""
     job = Job(cost_s=0.025)
     for _ in range(100):
         job.commit(0.15)
@@ -70,7 +72,7 @@ def test_each_commit_is_copied_where_that_is_asked_for_or_no_other_rank_has_the_
 
 
 def test_the_first_state_of_a_membership_is_copied() -> None:
-    """Then the interval that was known before holds."""
+    """The first state is copied at once; afterwards the interval that was known before holds."""
     job = Job()
     for _ in range(25):
         job.commit(0.15)
@@ -82,7 +84,9 @@ def test_the_first_state_of_a_membership_is_copied() -> None:
 
 
 def test_a_membership_that_waited_for_a_step_boundary_begins_with_a_copy() -> None:
-    """Its plan comes earlier: what the one before commits meanwhile is none of its states."""
+    """The plan of the membership comes earlier: a commit of the membership before is none of its
+    states.
+    """
     job = Job()
     for _ in range(25):
         job.commit(0.15)
@@ -96,7 +100,9 @@ def test_a_membership_that_waited_for_a_step_boundary_begins_with_a_copy() -> No
 
 
 def test_no_copy_waits_for_half_a_minute_of_work() -> None:
-    """However little each costs; also when steps become longer after the newest copy."""
+    """The limit holds at any cost of a copy, also when steps become longer after the newest
+    copy.
+    """
     job = Job(cost_s=30.0)
     for _ in range(40):
         job.commit(2.0)
@@ -133,12 +139,12 @@ def test_a_copy_that_fails_is_tried_again_ever_more_seldom() -> None:
 
 
 def test_what_is_let_go_is_known_ahead() -> None:
-    """So that the training does not wait for a copy that is not going to be made."""
+    """Training therefore does not wait for a copy that is not going to be made."""
     job = Job()
     for _ in range(60):
-        let_go = job.budget.let_go
+        skipped_until = job.budget.skipped_until
         copied = job.commit(0.15)
-        assert copied == (job.step > let_go)
+        assert copied == (job.step > skipped_until)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +153,10 @@ def test_what_is_let_go_is_known_ahead() -> None:
 def test_training_waits_longer_for_a_copy_that_is_made_now_and_then(
     settings: dict[str, bool], due: int
 ) -> None:
-    """Where each commit is copied, one that was overtaken is not missed."""
+    """Training waits longer for a rare copy.
+
+    An overtaken copy is not missed if each commit is copied.
+    """
     job = Job(**settings)
     for _ in range(2):
         job.commit(0.15)
@@ -170,7 +179,7 @@ Steps = st.lists(
 def test_between_two_copies_lie_no_more_steps_than_said_and_no_more_seconds_than_may(
     acts: list[tuple[float, str]], cost_s: float, every_step: bool, alone: bool
 ) -> None:
-    """Where no copy failed: whenever all ranks end, ``every`` steps are computed again at most."""
+    """The steps to compute again, if no copy failed and all ranks end, are at most ``every``."""
     job, newest, every, failed = (
         Job(every_step=every_step, alone=alone, cost_s=cost_s),
         -1,
@@ -199,14 +208,16 @@ def test_between_two_copies_lie_no_more_steps_than_said_and_no_more_seconds_than
 @settings(max_examples=examples(100), deadline=None, database=None)
 @given(st.floats(min_value=0.001, max_value=20.0), st.floats(min_value=1e-4, max_value=5.0))
 def test_copies_take_no_more_than_their_share(step_s: float, cost_s: float) -> None:
-    """Nor are they made more seldom than that asks for, unless too much work would be at risk without."""
+    """Copies are not rarer than the share asks for, unless too much work would be at risk without
+    them.
+    """
     job = Job(cost_s=cost_s)
     for _ in range(4):
         job.commit(step_s)
     every, step_s = (
         job.budget.every,
         job.budget.step_s,
-    )  # as it was measured: differences of times are rounded
+    )  # as measured: differences of times are rounded
     most = max(1, math.floor(RISK_S / step_s))
     assert every <= most
     assert cost_s <= COST_SHARE * every * step_s * (1 + 1e-9) or every == most

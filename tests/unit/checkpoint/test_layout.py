@@ -1,4 +1,4 @@
-"""Boxes of tensors: which parts of what is stored make up what is wanted."""
+"""Boxes of tensors: the parts of stored boxes that make up a requested box."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from chaoskit.errors import ChaoskitError
 
 @st.composite
 def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
-    """A shape, and boxes that tile it: rows cut at random, each row of boxes cut at random again."""
+    """Draw a shape, and boxes that tile it: rows cut at random, each row of boxes cut at random
+    again.
+    """
     rows, columns = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     row_cuts = sorted({0, rows, *draw(st.lists(st.integers(0, rows), max_size=4))})
     boxes = []

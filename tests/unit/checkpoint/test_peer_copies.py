@@ -1,4 +1,6 @@
-"""Copies on other nodes: acknowledged when verified, complete or invisible, read back when their owner is gone."""
+"""Copies on other nodes: acknowledged when verified, complete or invisible, read back when their
+owner is gone.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from chaoskit.checkpoint.memory.snapshotter import Snapshotter
 from chaoskit.checkpoint.peer import protocol
 from chaoskit.checkpoint.peer import sender as peer_sender
 from chaoskit.checkpoint.peer import server as peer_server
-from chaoskit.checkpoint.peer.protocol import Copy, PeerAddress
+from chaoskit.checkpoint.peer.protocol import PeerAddress, PeerCopy
 from chaoskit.checkpoint.peer.sender import CopySender
 from chaoskit.checkpoint.peer.server import CopyServer
 from chaoskit.daemon.snapshot_server import Offers
@@ -40,7 +42,7 @@ from chaoskit.runtime.state.peer import PeerLost
 from chaoskit.runtime.state.peer import fetch as fetch_state
 from chaoskit.runtime.state.pieces import NoCopy, Restorer
 from chaoskit.wire import frames
-from chaoskit.wire.messages import Snapshot
+from chaoskit.wire.messages import OfferedSnapshot
 
 pytestmark = pytest.mark.costly
 
@@ -58,19 +60,19 @@ def state(step: int, sizes: tuple[int, ...] = SIZES) -> list[HeldTensor]:
     ]
 
 
-def copies_at(peer: PeerAddress, piece: str = "", token: str = TOKEN) -> tuple[Copy, ...]:
-    """The copies that a partner says it has."""
+def copies_at(peer: PeerAddress, piece: str = "", token: str = TOKEN) -> tuple[PeerCopy, ...]:
+    """Return the copies that a partner reports."""
     with frames.connect((peer.host, peer.port), token) as connection:
         connection.settimeout(LIMIT_S)
         protocol.send(connection, protocol.Ask(piece))
         answer = protocol.receive(connection)
-    assert isinstance(answer, protocol.Holding)
+    assert isinstance(answer, protocol.PeerHolding)
     return answer.copies
 
 
 @contextlib.contextmanager
-def offered(copy: Copy) -> Iterator[Snapshot]:
-    """A copy of a partner, offered to ranks as its keeper does."""
+def offered(copy: PeerCopy) -> Iterator[OfferedSnapshot]:
+    """Offer a copy of a partner to ranks, as its keeper does."""
     offers = Offers("node1", "127.0.0.1", TOKEN)
     yield offers.offer("node0.0", copy.seal, ArenaView.open(copy.place.path), tier="peer")
     offers.withdraw([])
@@ -89,11 +91,12 @@ class Target:
         self.scalars = scalars
 
 
-def restore(snapshot: Snapshot, tensors: list[HeldTensor], transport: str = "auto") -> bytes:
-    """Read a copy as a rank does that restores; returns the scalars.
+def restore(snapshot: OfferedSnapshot, tensors: list[HeldTensor], transport: str = "auto") -> bytes:
+    """Read a copy as a restoring rank does. Return the scalars.
 
     Raises:
-        Damaged: if the rank reports the copy as corrupt. NoCopy: if it cannot be read for another reason.
+        Damaged: if the rank reports the copy as corrupt.
+        NoCopy: if it cannot be read for another reason.
     """
     failures: list[tuple[bool, str]] = []
     target: Any = Target(tensors)
@@ -103,7 +106,7 @@ def restore(snapshot: Snapshot, tensors: list[HeldTensor], transport: str = "aut
         rank=0,
         token=TOKEN,
         transport=transport,
-        failed=lambda _, corrupt, reason: failures.append((corrupt, reason)),
+        report_failure=lambda _, corrupt, reason: failures.append((corrupt, reason)),
     )
     try:
         restorer.restore(target, 0, 1)
@@ -117,7 +120,7 @@ def restore(snapshot: Snapshot, tensors: list[HeldTensor], transport: str = "aut
 def fetch(
     peer: PeerAddress, piece: str = "piece", *, step: int = -1, transport: str = "auto"
 ) -> Seal:
-    """The newest copy, or that of a step, every byte of which is that of its step."""
+    """Return the newest copy, or that of a step; every byte of it must belong to its step."""
     copy = next(copy for copy in copies_at(peer, piece) if step in (-1, copy.seal.step))
     targets = state(-1)
     with offered(copy) as snapshot:
@@ -131,12 +134,18 @@ def fetch(
 class Owner:
     """A piece that is trained, and its sender."""
 
-    def __init__(self, peers: list[PeerAddress], piece: str = "piece", **options: Any) -> None:
-        self.tensors, self.step = state(0), 0
+    def __init__(
+        self,
+        peers: list[PeerAddress],
+        piece: str = "piece",
+        sizes: tuple[int, ...] = SIZES,
+        **options: Any,
+    ) -> None:
+        self.tensors, self.step = state(0, sizes), 0
         self.acknowledged: SimpleQueue[tuple[str, Seal]] = SimpleQueue()
         self.failed: SimpleQueue[tuple[str, str]] = SimpleQueue()
         self.snapshotter = Snapshotter(
-            Slots(), self.tensors, lambda: str(self.step).encode(), sealed=self._sealed
+            Slots(), self.tensors, lambda: str(self.step).encode(), on_sealed=self._sealed
         )
         self.sender: CopySender | None = None
         self.sender = CopySender(
@@ -144,8 +153,8 @@ class Owner:
             self.snapshotter.slots.paths,
             peers,
             TOKEN,
-            acknowledged=lambda node, seal: self.acknowledged.put((node, seal)),
-            failed=lambda node, reason: self.failed.put((node, reason)),
+            on_acknowledged=lambda node, seal: self.acknowledged.put((node, seal)),
+            on_failed=lambda node, reason: self.failed.put((node, reason)),
             niceness=0,
             **options,
         )
@@ -162,7 +171,7 @@ class Owner:
         self.snapshotter.begin(self.step)
 
     def replicate(self, count: int = 1) -> None:
-        """A step that all of ``count`` partners acknowledge."""
+        """Train a step that all of ``count`` partners acknowledge."""
         self.train()
         for _ in range(count):
             node, seal = self.acknowledged.get(timeout=LIMIT_S)
@@ -176,27 +185,27 @@ class Owner:
 
 @pytest.fixture
 def owners() -> Iterator[Callable[..., Owner]]:
-    made: list[Owner] = []
+    owners_made: list[Owner] = []
 
     def make(*arguments: Any, **options: Any) -> Owner:
-        made.append(Owner(*arguments, **options))
-        return made[-1]
+        owners_made.append(Owner(*arguments, **options))
+        return owners_made[-1]
 
     yield make
-    for owner in made:
+    for owner in owners_made:
         owner.close()
 
 
 @pytest.fixture
 def servers() -> Iterator[Callable[..., CopyServer]]:
-    made: list[CopyServer] = []
+    running: list[CopyServer] = []
 
     def make(node: str = "node1", budget_bytes: int = BUDGET_BYTES, **options: Any) -> CopyServer:
-        made.append(CopyServer(node, "127.0.0.1", TOKEN, budget_bytes, niceness=0, **options))
-        return made[-1]
+        running.append(CopyServer(node, "127.0.0.1", TOKEN, budget_bytes, niceness=0, **options))
+        return running[-1]
 
     yield make
-    for server in made:
+    for server in running:
         server.close()
 
 
@@ -205,15 +214,15 @@ Run = Callable[..., Rank]
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """Starts processes, which end with the test."""
-    made: list[Rank] = []
+    """Yield a function that starts processes, which end with the test."""
+    running: list[Rank] = []
 
     def start(body: Callable[..., None], *arguments: Any) -> Rank:
-        made.extend(ranks.start(1, body, *arguments))
-        return made[-1]
+        running.extend(ranks.start(1, body, *arguments))
+        return running[-1]
 
     yield start
-    for rank in made:
+    for rank in running:
         rank.destroy()
 
 
@@ -222,12 +231,12 @@ NEVER: Moment = ("", 0)
 
 
 def kill_self_at(moment: Moment) -> Callable[[str], None]:
-    """A probe that ends its process when it is told of a moment for the n-th time, counted from 0."""
-    wanted, occurrence = moment
+    """Return a probe that kills its process at the n-th occurrence of a moment, counted from 0."""
+    target_moment, occurrence = moment
     counts = itertools.count()
 
     def probe(reached: str) -> None:
-        if reached == wanted and next(counts) == occurrence:
+        if reached == target_moment and next(counts) == occurrence:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return probe
@@ -242,7 +251,7 @@ def serve_copies(line: Line, moment: Moment, port: int) -> None:
 
 
 def serve(run: Run, moment: Moment = NEVER, port: int = 0) -> tuple[Rank, PeerAddress]:
-    """A copy server in a process of its own."""
+    """Start a copy server in its own process."""
     rank = run(serve_copies, moment, port)
     return rank, rank.receive()
 
@@ -254,7 +263,7 @@ def train_on(
     moment: Moment,
     moments: ranks.Counters | None = None,
 ) -> None:
-    """Live as an owner, which sends the steps that were acknowledged, and counts the moments of its sender."""
+    """Run as an owner, which sends the acknowledged steps, and counts the moments of its sender."""
     kill = kill_self_at(moment)
 
     def probe(reached: str) -> None:
@@ -269,7 +278,7 @@ def train_on(
             line.send(owner.acknowledged.get(timeout=0.005)[1].step)
 
 
-# -- there and back -------------------------------------------------------------------------------------------------
+# -- there and back --------------------------------------------------------------------------------
 
 
 @pytest.mark.promise(
@@ -277,7 +286,7 @@ def train_on(
 )
 @TRANSPORTS
 def test_every_snapshot_reaches_its_partner(servers: Any, owners: Any, transport: str) -> None:
-    """A partner has the two newest copies, and sends either; others are not there."""
+    """A partner has the two newest copies, and sends either; older copies are gone."""
     server = servers()
     owner = owners([server.address], transport=transport)
     for step in range(1, 6):
@@ -291,7 +300,7 @@ def test_every_snapshot_reaches_its_partner(servers: Any, owners: Any, transport
 
 @TRANSPORTS
 def test_a_copy_is_read_in_another_cut(servers: Any, owners: Any, transport: str) -> None:
-    """Any box of a tensor that the copy holds can be read; one that it does not hold is an error."""
+    """Any box of a tensor in the copy can be read; a box that the copy lacks is an error."""
     server = servers()
     owner = owners([server.address])
     owner.replicate()
@@ -316,7 +325,7 @@ def test_one_partner_that_is_dead_does_not_hold_up_the_other(servers: Any, owner
 
 
 def test_copies_are_sent_by_a_process_with_many_open_files(servers: Any, owners: Any) -> None:
-    """Its descriptors are above 1,023: a copy arrives, and a partner that hung up is noticed."""
+    """A copy arrives, and a closed partner is noticed, with descriptors above 1,023."""
     with many_open():
         server = servers()
         owner = owners([server.address])
@@ -327,17 +336,17 @@ def test_copies_are_sent_by_a_process_with_many_open_files(servers: Any, owners:
 
 
 def test_two_partners(servers: Any, owners: Any) -> None:
-    """Each of two partners acknowledges a copy of its own."""
-    one, other = servers("node1"), servers("node2")
-    owner = owners([one.address, other.address])
+    """Each of two partners acknowledges its own copy."""
+    first, second = servers("node1"), servers("node2")
+    owner = owners([first.address, second.address])
     owner.replicate(2)
     assert set(owner.sender.acknowledged) == {"node1", "node2"}
-    assert fetch(one.address) == fetch(other.address)
+    assert fetch(first.address) == fetch(second.address)
 
 
 @pytest.mark.promise("Every connection begins with a mutual challenge over the token.")
 def test_strangers_are_refused(servers: Any, owners: Any) -> None:
-    """A wrong token and a connection that sends garbage are closed; the server goes on."""
+    """A connection with a wrong token, or with garbage, is closed; the server goes on."""
     server = servers()
     with pytest.raises(ConnectionError, match="closed by the other side"):
         copies_at(server.address, token="another-token")
@@ -346,7 +355,7 @@ def test_strangers_are_refused(servers: Any, owners: Any) -> None:
         stranger.settimeout(LIMIT_S)
         with contextlib.suppress(ConnectionResetError):
             while stranger.recv(1000):
-                pass  # its challenge, and the end
+                pass  # the challenge of the server, and the end
     owners([server.address]).replicate()
     with (
         offered(server.holding()[0]) as snapshot,
@@ -360,13 +369,13 @@ def test_the_protected_step_is_kept_until_a_newer_one_is(servers: Any, owners: A
     server = servers()
     owner = owners([server.address])
     owner.replicate()
-    owner.snapshotter.protected(1)
+    owner.snapshotter.protect(1)
     owner.sender.protect(1)
     for step in range(2, 5):
         owner.replicate()
         assert {copy.seal.step for copy in server.holding()} == {1, step}
     owner.sender.protect(4)
-    owner.snapshotter.protected(4)
+    owner.snapshotter.protect(4)
     owner.replicate()
     assert {copy.seal.step for copy in server.holding()} == {4, 5}
 
@@ -375,7 +384,7 @@ def test_when_training_goes_back_the_partner_has_that_step_acknowledged_again(
     servers: Any, owners: Any
 ) -> None:
     server, last = servers(), 99
-    owner = owners([server.address], counts=lambda seal: seal.step <= last)
+    owner = owners([server.address], is_current=lambda seal: seal.step <= last)
     for _ in range(3):
         owner.replicate()
     last = 2
@@ -383,7 +392,7 @@ def test_when_training_goes_back_the_partner_has_that_step_acknowledged_again(
     owner.sender.notify()
     assert (
         owner.acknowledged.get(timeout=LIMIT_S)[1].step == 2
-    )  # or its owner would be waited for in vain
+    )  # otherwise its owner would be awaited in vain
     assert {copy.seal.step for copy in server.holding()} == {2}
 
 
@@ -391,7 +400,7 @@ def test_when_training_goes_back_the_partner_has_that_step_acknowledged_again(
     "It counts while the partner is in reach; one that comes back must still have it."
 )
 def test_a_partner_that_forgot_is_noticed(servers: Any, owners: Any) -> None:
-    """It counts as protected only while the partner confirms that it has the copy."""
+    """The step counts as protected only while the partner confirms its copy."""
     first = servers()
     owner = owners([first.address])
     owner.replicate()
@@ -410,15 +419,17 @@ def test_a_partner_that_forgot_is_noticed(servers: Any, owners: Any) -> None:
 def test_a_server_that_closes_hangs_up_on_who_connects_at_this_moment(
     servers: Any, owners: Any
 ) -> None:
-    """A connection that was accepted before the end, and known only after it, is closed as well."""
+    """A connection that was accepted before the end, and registered only after it, is closed as
+    well.
+    """
     accepted, closed = threading.Event(), threading.Event()
 
-    def made(_: int) -> None:
+    def pause_server(_: int) -> None:
         if threading.current_thread().name == "copy-server":
             accepted.set()
             assert closed.wait(LIMIT_S)
 
-    server = servers(made=made)
+    server = servers(made=pause_server)
     owner = owners([server.address])
     assert accepted.wait(LIMIT_S)
     server.close()
@@ -427,7 +438,7 @@ def test_a_server_that_closes_hangs_up_on_who_connects_at_this_moment(
     assert (node, owner.sender.protected_step) == ("node1", -1), reason
 
 
-# -- the budget -----------------------------------------------------------------------------------------------------
+# -- the budget ------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise(
@@ -436,29 +447,31 @@ def test_a_server_that_closes_hangs_up_on_who_connects_at_this_moment(
 def test_beyond_the_budget_what_fell_behind_is_dropped(servers: Any, owners: Any) -> None:
     dropped: SimpleQueue[tuple[str, str]] = SimpleQueue()
     server = servers(
-        budget_bytes=5 * STATE_BYTES, dropped=lambda piece, reason: dropped.put((piece, reason))
+        budget_bytes=5 * STATE_BYTES, on_dropped=lambda piece, reason: dropped.put((piece, reason))
     )
-    old, two, three = (owners([server.address], piece) for piece in ("old", "two", "three"))
+    old, second, third = (owners([server.address], piece) for piece in ("old", "two", "three"))
     old.replicate()
     for _ in range(4):
-        two.replicate()
-    for _ in range(2):  # at these steps the first piece may be of use yet
-        three.train()
+        second.replicate()
+    for _ in range(2):  # at these steps the first piece may still be of use
+        third.train()
         piece, reason = dropped.get(timeout=LIMIT_S)
         assert (piece, "do not fit" in reason) == ("three", True)
-    three.replicate()
+    third.replicate()
     assert dropped.get(timeout=LIMIT_S) == ("old", "step 1 fell behind, and three needs its memory")
     assert {copy.piece for copy in server.holding()} == {"two", "three"}
     assert server.size_bytes <= 5 * STATE_BYTES
 
 
-@pytest.mark.promise("the owner is told at once (`lost`), and sends what it has again")
+@pytest.mark.promise("the owner is told at once (`on_lost`), and sends what it has again")
 def test_a_copy_that_is_dropped_counts_no_more_and_is_brought_again(
     servers: Any, owners: Any
 ) -> None:
-    """At once, and not with the next step: until then nothing else would protect this one."""
+    """The copy is brought at once, and not with the next step: until then this step has no other
+    protection.
+    """
     server, lost = servers(), SimpleQueue[str]()
-    owner = owners([server.address], lost=lost.put)
+    owner = owners([server.address], on_lost=lost.put)
     owner.replicate()
     server.drop("piece")
     assert lost.get(timeout=LIMIT_S) == "node1"
@@ -470,7 +483,9 @@ def test_a_copy_that_is_dropped_counts_no_more_and_is_brought_again(
 def test_a_piece_whose_first_copy_is_on_its_way_does_not_count_as_behind(
     servers: Any, owners: Any
 ) -> None:
-    """Another one that is brought meanwhile would push it out, and its owner be told that it is safe."""
+    """Another piece that is brought meanwhile would push it out, though its owner was told that it
+    is safe.
+    """
     stalled, go_on, dropped = threading.Event(), threading.Event(), list[str]()
 
     def stall(moment: str) -> None:
@@ -481,7 +496,7 @@ def test_a_piece_whose_first_copy_is_on_its_way_does_not_count_as_behind(
     server = servers(
         budget_bytes=3 * STATE_BYTES,
         probe=stall,
-        dropped=lambda piece, reason: dropped.append(piece),
+        on_dropped=lambda piece, reason: dropped.append(piece),
     )
     first, second = owners([server.address], "first"), owners([server.address], "second")
     first.train()
@@ -496,26 +511,48 @@ def test_a_piece_whose_first_copy_is_on_its_way_does_not_count_as_behind(
 
 
 @pytest.mark.promise("It never drops a piece that is needed")
+def test_no_copy_is_dropped_for_a_piece_that_does_not_fit_even_then(
+    servers: Any, owners: Any
+) -> None:
+    """A copy that is dropped in vain is lost, and its owner still counts on it."""
+    dropped: SimpleQueue[tuple[str, str]] = SimpleQueue()
+    server = servers(
+        budget_bytes=5 * STATE_BYTES, on_dropped=lambda piece, reason: dropped.put((piece, reason))
+    )
+    old, second = owners([server.address], "old"), owners([server.address], "two")
+    large = owners([server.address], "large", sizes=SIZES * 2)
+    old.replicate()
+    for _ in range(4):
+        second.replicate()
+    for _ in range(4):
+        large.train()
+        piece, reason = dropped.get(timeout=LIMIT_S)
+        assert (piece, "do not fit" in reason) == ("large", True)
+    assert {copy.piece for copy in server.holding()} == {"old", "two"}
+    assert fetch(server.address, "old").step == 1
+
+
 def test_what_is_needed_is_not_dropped_for_another(servers: Any, owners: Any) -> None:
     dropped: list[tuple[str, str]] = []
     server = servers(
-        budget_bytes=3 * STATE_BYTES, dropped=lambda piece, reason: dropped.append((piece, reason))
+        budget_bytes=3 * STATE_BYTES,
+        on_dropped=lambda piece, reason: dropped.append((piece, reason)),
     )
-    one, two = owners([server.address], "one"), owners([server.address], "two")
-    one.replicate()
+    first, second = owners([server.address], "one"), owners([server.address], "two")
+    first.replicate()
     for _ in range(3):
-        two.train()
-        two.snapshotter.wait()
-        one.replicate()
-    node, reason = two.failed.get(timeout=LIMIT_S)
+        second.train()
+        second.snapshotter.wait()
+        first.replicate()
+    node, reason = second.failed.get(timeout=LIMIT_S)
     assert node == "node1"
     assert "do not fit" in reason
-    assert two.sender.protected_step == -1
+    assert second.sender.protected_step == -1
     assert {piece for piece, _ in dropped} == {"two"}
     assert fetch(server.address, "one").step == 4
 
 
-# -- damage ---------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 def flip(path: str, offset: int) -> None:
@@ -554,7 +591,7 @@ def test_a_damaged_slot_of_the_owner_is_never_acknowledged(servers: Any, transpo
         [server.address],
         TOKEN,
         transport=transport,
-        failed=lambda node, reason: failed.put(reason),
+        on_failed=lambda node, reason: failed.put(reason),
     )
     assert "sealed as" in failed.get(timeout=LIMIT_S)
     assert sender.protected_step == -1
@@ -570,7 +607,7 @@ def test_a_slot_that_is_cut_off_while_it_is_sent_is_no_copy(servers: Any) -> Non
     snapshotter.close()
     paths = snapshotter.slots.paths
     sender = CopySender(
-        "piece", paths, [server.address], TOKEN, acknowledged=lambda node, seal: stored.set()
+        "piece", paths, [server.address], TOKEN, on_acknowledged=lambda node, seal: stored.set()
     )
     assert stored.wait(LIMIT_S)
     sender.close()
@@ -585,7 +622,7 @@ def test_a_slot_that_is_cut_off_while_it_is_sent_is_no_copy(servers: Any) -> Non
             with pytest.raises(ConnectionError):
                 frames.receive_exactly(connection, copy.seal.size_bytes)
         assert copies_at(server.address) == (copy,), "it answers others"
-        with pytest.raises(Damaged, match="cut off"):
+        with pytest.raises(Damaged, match="is shorter than its header"):
             restore(snapshot, large)
         with pytest.raises(NoCopy, match="closed"):
             restore(snapshot, large, "tcp")
@@ -614,8 +651,8 @@ def test_a_bit_that_flips_on_the_way_is_found(servers: Any, owners: Any) -> None
     """A copy that differs from its seal is declined and not kept, and brought again."""
     server = servers()
     relay = Relay((server.address.host, server.address.port), change_byte=3_000_000)
-    there = PeerAddress("node1", "", "127.0.0.1", relay.port)
-    sending = owners([there], transport="tcp")
+    relayed = PeerAddress("node1", "", "127.0.0.1", relay.port)
+    sending = owners([relayed], transport="tcp")
     sending.train()
     assert "sealed as" in sending.failed.get(timeout=LIMIT_S)[1]
     assert server.holding() == ()
@@ -629,13 +666,13 @@ def test_a_bit_that_flips_on_the_way_is_found(servers: Any, owners: Any) -> None
     relay.close()
 
 
-# -- one of the two nodes is killed ---------------------------------------------------------------------------------
+# -- one of the two nodes is killed ----------------------------------------------------------------
 
 
-#: Of one transfer over TCP: how often its sender is told that it is under way.
+#: The number of progress reports of a transfer over TCP.
 PARTS = -(-STATE_BYTES // protocol.SEND_BYTES)
-#: The least and the most transfers that are complete when an owner is killed at the n-th moment of a kind, counted from
-#: 0. When the last part is on its way, the partner may have all of it.
+#: The least and the most complete transfers when an owner is killed at the n-th moment of a kind,
+#: counted from 0. When the last part is on its way, the partner may have all of it.
 COMPLETE: dict[str, Callable[[int], tuple[int, int]]] = {
     peer_sender.OFFERING: lambda occurrence: (occurrence, occurrence),
     peer_sender.SENDING: lambda occurrence: (occurrence // PARTS, (occurrence + 1) // PARTS),
@@ -648,7 +685,10 @@ COMPLETE: dict[str, Callable[[int], tuple[int, int]]] = {
     [
         (peer_sender.OFFERING, "auto"),
         (peer_sender.OFFERING, "tcp"),
-        (peer_sender.SENDING, "tcp"),  # else the partner reads, and the owner sends nothing
+        (
+            peer_sender.SENDING,
+            "tcp",
+        ),  # over shared memory the partner reads, and the owner sends nothing
         (peer_sender.ACKNOWLEDGED, "auto"),
         (peer_sender.ACKNOWLEDGED, "tcp"),
     ],
@@ -657,20 +697,24 @@ COMPLETE: dict[str, Callable[[int], tuple[int, int]]] = {
 def test_the_owner_is_killed_at_a_boundary(
     servers: Any, run: Run, moment: str, occurrence: int, transport: str
 ) -> None:
-    """A copy of each transfer that was complete can be read, or a newer one; of one under way there is none."""
+    """A copy of each complete transfer can be read, or a newer copy; a transfer under way leaves
+    none.
+    """
     server, (least, most) = servers(), COMPLETE[moment](occurrence)
     owner = run(train_on, server.address, transport, (moment, occurrence))
     acknowledged = owner.rest()
     assert owner.wait() == -signal.SIGKILL
-    found = check_survivor(server.address)
-    assert found >= max(acknowledged, default=0)
-    assert found >= least, "each transfer is of a newer step"
-    assert most or not found
+    survivor = check_survivor(server.address)
+    assert survivor >= max(acknowledged, default=0)
+    assert survivor >= least, "each transfer is of a newer step"
+    assert most or not survivor
 
 
 @TRANSPORTS
 def test_the_owner_is_killed_at_any_instant(servers: Any, run: Run, transport: str) -> None:
-    """As soon as its sender has come to a number of moments that is drawn; meanwhile it goes on."""
+    """The kill comes as soon as its sender has reached a random number of moments; meanwhile it
+    goes on.
+    """
     random_ = random.Random(3)
     server = servers()
     of_one = 2 + (PARTS if transport == "tcp" else 0)
@@ -682,18 +726,18 @@ def test_the_owner_is_killed_at_any_instant(servers: Any, run: Run, transport: s
         owner.kill()
         acknowledged = owner.rest()
         assert owner.wait() == -signal.SIGKILL
-        found = check_survivor(server.address)
-        assert found >= max(acknowledged, default=0)
-        assert found >= moments // of_one
+        survivor = check_survivor(server.address)
+        assert survivor >= max(acknowledged, default=0)
+        assert survivor >= moments // of_one
 
 
 def check_survivor(peer: PeerAddress) -> int:
-    """Check every copy of the partner; returns the newest step, or 0 where there is none."""
-    found = 0
+    """Check every copy of the partner. Return the newest step, or 0 if there is none."""
+    newest = 0
     for copy in copies_at(peer):
         assert fetch(peer, step=copy.seal.step) == copy.seal
-        found = max(found, copy.seal.step)
-    return found
+        newest = max(newest, copy.seal.step)
+    return newest
 
 
 @TRANSPORTS
@@ -706,7 +750,8 @@ def test_the_partner_is_killed_at_a_boundary(
 ) -> None:
     """The owner trains on, reports the loss, and protects its newest snapshot at the next partner.
 
-    That may be older than its step: a snapshot is dropped while the only slot for it is on its way.
+    This snapshot may be older than its step: a snapshot is dropped while the only slot for it is on
+    its way.
     """
     partner, peer = serve(run, (moment, occurrence))
     owner = owners([peer], transport=transport)
@@ -716,19 +761,21 @@ def test_the_partner_is_killed_at_a_boundary(
             owner.acknowledged.get(timeout=0.1)
     assert partner.wait() == -signal.SIGKILL
     assert owner.sender.acknowledged == {}
-    _, there = serve(run)
+    _, address = serve(run)
     owner.sender.close()
     owner.snapshotter.close()  # no snapshot is under way after that
     newest = owner.snapshotter.newest
-    again = CopySender("piece", owner.snapshotter.slots.paths, [there], TOKEN, transport=transport)
+    again = CopySender(
+        "piece", owner.snapshotter.slots.paths, [address], TOKEN, transport=transport
+    )
 
     wait_until(lambda: again.acknowledged == {"node1": newest}, "the copy at the next partner")
-    assert fetch(there, transport=transport) == newest
+    assert fetch(address, transport=transport) == newest
     again.close()
 
 
 def test_a_partner_that_comes_back_empty_gets_its_copy_again(owners: Any, run: Run) -> None:
-    """It listens where it did before, and remembers nothing."""
+    """The partner listens at its former address, and remembers nothing."""
     first, peer = serve(run)
     owner = owners([peer])
     owner.replicate()

@@ -1,4 +1,4 @@
-"""How a state is cut across nodes, and what its tensors are called where it is stored: pure decisions."""
+"""Cuts of a state across nodes, and the names of its tensors where it is stored. Pure decisions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.checkpoint.disk.portion import Cut, Portion, copy_shared, share
+from chaoskit.checkpoint.disk.portion import Portion, PortionCut, copy_shared, cuts_of_share
 from chaoskit.checkpoint.layout.arena import ArenaImage, Slot, aligned
 from chaoskit.checkpoint.layout.boxes import cover, overlap
 from chaoskit.runtime.state.naming import decode_scalars, encode_scalars, path_of, stored_name
@@ -28,18 +28,21 @@ def test_the_shares_are_the_state_each_element_once(
     shapes: list[tuple[int, ...]], count: int
 ) -> None:
     slots = lay(shapes)
-    shares = [share(slots, number, count) for number in range(count)]
+    shares = [cuts_of_share(slots, number, count) for number in range(count)]
     for slot in slots:
-        boxes = [cut.box for one in shares for cut in one if cut.slot is slot]
+        boxes = [cut.box for its_share in shares for cut in its_share if cut.slot is slot]
         assert sum(box.size for box in boxes) == slot.box.size
         cover(slot.box, boxes)
-        assert not any(overlap(one, other) for one in boxes for other in boxes if one is not other)
+        assert not any(overlap(box, other) for box in boxes for other in boxes if box is not other)
 
 
 @given(SHAPES, st.integers(1, 6))
 def test_shares_differ_by_less_than_a_row(shapes: list[tuple[int, ...]], count: int) -> None:
     slots = lay(shapes)
-    sizes = [sum(cut.size_bytes for cut in share(slots, number, count)) for number in range(count)]
+    sizes = [
+        sum(cut.size_bytes for cut in cuts_of_share(slots, number, count))
+        for number in range(count)
+    ]
     rows = [
         slot.size_bytes // slot.shape[0] if slot.shape and slot.shape[0] else slot.size_bytes
         for slot in slots
@@ -58,10 +61,10 @@ def test_a_share_is_copied_from_where_it_lies() -> None:
     for slot, tensor in zip(slots, values, strict=True):
         image.data()[slot.offset : slot.offset + slot.size_bytes] = tensor.numpy().tobytes()
     image.end()
-    found = [box for number in range(3) for box in copy_shared(image, slots, number, 3)]
+    copied = [box for number in range(3) for box in copy_shared(image, slots, number, 3)]
     for slot, tensor in zip(slots, values, strict=True):
         together = torch.full(slot.shape, -1.0)
-        for cut, data in found:
+        for cut, data in copied:
             if cut.slot is slot:
                 part = torch.frombuffer(data, dtype=torch.float32).view(cut.box.extent)
                 together[cut.box.within(slot.box)] = part
@@ -72,8 +75,8 @@ def test_a_state_that_is_not_finite_is_found() -> None:
     slot = lay([(4,)])[0]
     for bad in (float("nan"), float("inf")):
         data = memoryview(bytearray(torch.tensor([1.0, 2.0, bad, 3.0]).numpy().tobytes()))
-        portion = Portion(5, 1, 0, 1, 1, True, ((Cut(slot, slot.box), data),), b"")
-        assert portion.poisoned() == "model/0"
+        portion = Portion(5, 1, 0, 1, 1, True, ((PortionCut(slot, slot.box), data),), b"")
+        assert portion.poisoned_path() == "model/0"
 
 
 def test_names_are_those_of_the_state_dict_and_lead_back() -> None:
@@ -95,5 +98,5 @@ def test_numbers_keep_their_bits_and_torch_reads_them() -> None:
         "schedulers": [{"last": 7, 3: None}],
     }
     stored = encode_scalars(msgspec.msgpack.encode(numbers), step=12)
-    found = msgspec.msgpack.decode(decode_scalars(stored), strict=False)
-    assert found == {"step": 12, **numbers}
+    numbers_read = msgspec.msgpack.decode(decode_scalars(stored), strict=False)
+    assert numbers_read == {"step": 12, **numbers}

@@ -1,4 +1,6 @@
-"""Decisions of the remote tier that need no answer of a store: when to try again, and what is missing."""
+"""Decisions of the remote tier that need no answer of a store: the time of the next attempt, and
+missing parts.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,16 @@ from hypothesis import strategies as st
 
 from chaoskit.checkpoint.layout.manifest import FILE_CHUNK_BYTES, FileEntry, Manifest
 from chaoskit.checkpoint.remote.backoff import Backoff, meaning
-from chaoskit.checkpoint.remote.pace import Pace
+from chaoskit.checkpoint.remote.pace import UploadPace
 from chaoskit.checkpoint.remote.parts import PARTS_MAX, content_md5, cut, md5, whole_etag
 from chaoskit.checkpoint.remote.store import Traffic
-from chaoskit.checkpoint.remote.upload import lacking
+from chaoskit.checkpoint.remote.upload import missing_files
 from chaoskit.errors import BadInput
 
 chances = st.floats(0, 1)
 
 
-# -- back-off -----------------------------------------------------------------------------------------------------
+# -- back-off --------------------------------------------------------------------------------------
 
 
 @given(chances, st.integers(0, 200), st.floats(0, 500))
@@ -64,7 +66,7 @@ def test_senseless_traffic_is_refused(setting: dict[str, float]) -> None:
 
 
 class ClientError(Exception):
-    """As botocore's, whose answers are dicts."""
+    """An error like botocore's, with a dict as answer."""
 
     def __init__(self, code: str, status: int) -> None:
         super().__init__(code)
@@ -72,7 +74,7 @@ class ClientError(Exception):
 
 
 def translated(error: Exception, code: str, status: int) -> Exception:
-    """As s3fs raises it."""
+    """Return the error as s3fs raises it."""
     error.__cause__ = ClientError(code, status)
     return error
 
@@ -101,12 +103,12 @@ def translated(error: Exception, code: str, status: int) -> Exception:
     ids=repr,
 )
 def test_what_errors_mean(error: Exception, said: str) -> None:
-    found, remedy = meaning(error)
-    assert found == said
-    assert bool(remedy) == (said == "refused"), "who is refused is told what to do"
+    meaning_found, remedy = meaning(error)
+    assert meaning_found == said
+    assert bool(remedy) == (said == "refused"), "a refusal comes with a remedy"
 
 
-# -- pace ---------------------------------------------------------------------------------------------------------
+# -- pace ------------------------------------------------------------------------------------------
 
 
 @given(
@@ -116,16 +118,16 @@ def test_what_errors_mean(error: Exception, said: str) -> None:
 def test_no_more_bytes_pass_than_are_allowed(
     pieces: list[tuple[int, float]], bytes_per_s: float
 ) -> None:
-    pace, now_s, starts = Pace(bytes_per_s), 0.0, []
+    pace, now_s, starts = UploadPace(bytes_per_s), 0.0, []
     for size_bytes, later_s in pieces:
         now_s += later_s
         starts.append((now_s + pace.wait_s(size_bytes, now_s), size_bytes))
     for (start_s, size_bytes), (next_s, _) in itertools.pairwise(starts):
         assert next_s >= start_s + size_bytes / bytes_per_s - 1e-6
-    assert Pace().wait_s(10**12, 0.0) == 0.0
+    assert UploadPace().wait_s(10**12, 0.0) == 0.0
 
 
-# -- parts --------------------------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 5 * 2**40))
@@ -147,7 +149,7 @@ def test_etags_are_those_of_s3() -> None:
     )
 
 
-# -- what is missing ----------------------------------------------------------------------------------------------
+# -- what is missing -------------------------------------------------------------------------------
 
 STATES = ("gone", "shorter", "other", "unknown", "right")
 
@@ -164,7 +166,7 @@ def test_what_is_there_is_not_sent_again(files: list[tuple[int, str]]) -> None:
             digests[entry.name] = entry.digest if state == "right" else "?"
         if state in {"gone", "shorter", "other"}:
             expected.add(entry.name)
-    missing = lacking(Manifest(step=1, files=tuple(entries), items=()), sizes, digests)
+    missing = missing_files(Manifest(step=1, files=tuple(entries), items=()), sizes, digests)
     assert {entry.name for entry in missing} == expected
     assert [entry.size_bytes for entry in missing] == sorted(
         (entry.size_bytes for entry in missing), reverse=True

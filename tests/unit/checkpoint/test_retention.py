@@ -1,4 +1,6 @@
-"""When a snapshot is due and which are kept: pure decisions, for any history."""
+"""Times at which a snapshot is due, and snapshots that are kept: pure decisions, for any
+history.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def test_the_newest_and_the_newest_whole_one_stay(
         assert set(staying) <= {
             *newest,
             *milestones,
-            *(max(one) for one in (present, whole) if one),
+            *(max(snapshots) for snapshots in (present, whole) if snapshots),
         }
         assert milestones <= set(staying)
 
@@ -88,7 +90,7 @@ def test_schedules() -> None:
     assert timed.due(9, 8, 60.0)
     assert timed.due(9, 8, None)
     assert not timed.due(9, 8, 59.0)
-    # steps that are trained again, after a restore of an older one
+    # Steps that are trained again, after a restore of an older step.
     assert [step for step in range(1, 9) if Schedule(every_steps=4).due(step, 99, None)] == [4, 8]
     with pytest.raises(BadInput, match="every_s"):
         Schedule(every_s=-1)
@@ -112,7 +114,7 @@ def test_the_last_one_that_is_whole_outlives_newer_damaged_ones(tmp_path: Path) 
         (tmp_path / f"step-{step:09}.g0" / "__0_0.distcp").write_bytes(b"")
     tier = DiskTier(
         tmp_path, retention=Retention(keep_last=1)
-    )  # as after a restart: it knows nothing yet
+    )  # as after a restart: the tier has no history yet
     assert tier.prune() == ["step-000000000.g0", "step-000000002.g0"]
     assert tier.newest_verified().snapshot.manifest.step == 1
 

@@ -1,4 +1,6 @@
-"""Snapshots in shared memory: complete or invisible, whatever happens to their writer, and never at training's cost."""
+"""Snapshots in shared memory: complete or invisible, whatever happens to their writer, and never at
+training's cost.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from chaoskit.checkpoint.layout.held import HeldTensor, lay_out
 from chaoskit.checkpoint.layout.manifest import Damaged
 from chaoskit.checkpoint.layout.seal import Seal, Torn
 from chaoskit.checkpoint.memory import snapshotter
-from chaoskit.checkpoint.memory.copying import cut
+from chaoskit.checkpoint.memory.copying import cut_into_chunks
 from chaoskit.checkpoint.memory.pipeline import Pipeline
 from chaoskit.checkpoint.memory.slots import Busy, Slots
 from chaoskit.checkpoint.memory.snapshotter import Snapshotter
@@ -34,11 +36,11 @@ from chaoskit.errors import BadInput, ChaoskitError
 
 pytestmark = pytest.mark.costly
 
-SIZES = (300_000, 7, 0, 1_000_000)  # floats: tensors of several chunks, and gaps
+SIZES = (300_000, 7, 0, 1_000_000)  # numbers of floats: tensors of several chunks, and gaps
 
 
 def state(step: int) -> list[HeldTensor]:
-    """Tensors of which every element tells the step."""
+    """Return tensors of which every element is derived from the step."""
     return [
         HeldTensor(f"t{number}", torch.full((size,), float(step)))
         for number, size in enumerate(SIZES)
@@ -51,7 +53,7 @@ def advance(tensors: list[HeldTensor]) -> None:
 
 
 def check(copy: StoredCopy) -> None:
-    """Every byte of the copy is that of its step."""
+    """Assert that every byte of the copy belongs to its step."""
     targets = state(-1)
     assert copy.read_into(targets) == str(copy.seal.step).encode()
     for held in targets:
@@ -62,7 +64,7 @@ def check(copy: StoredCopy) -> None:
 def stored(
     paths: Iterable[str], damaged: Callable[[str], None] = lambda reason: None
 ) -> Iterator[list[StoredCopy]]:
-    """The copies in slots, the newest first. Slots without a complete copy are passed over."""
+    """Yield the copies in slots, the newest first. Slots without a complete copy are skipped."""
     with ExitStack() as stack:
         copies = []
         for path in paths:
@@ -77,7 +79,10 @@ def stored(
 
 @contextmanager
 def kept_open(paths: Iterable[str]) -> Iterator[list[str]]:
-    """The slots of a worker, open in this process as a keeper has them: the paths where they can be read."""
+    """Open the slots of a worker in this process, as a keeper does.
+
+    Yield the paths at which they can be read.
+    """
     with ExitStack() as stack:
         fds = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths]
         for fd in fds:
@@ -86,7 +91,7 @@ def kept_open(paths: Iterable[str]) -> Iterator[list[str]]:
 
 
 class Trainer:
-    """Updates a state, with a snapshot of each step."""
+    """Trainer that updates a state, with a snapshot of each step."""
 
     def __init__(
         self, slots: Slots, probe: Callable[[str], None] = lambda moment: None, first: int = 0
@@ -94,18 +99,18 @@ class Trainer:
         self.tensors, self.step = state(first), first
         self.settled: SimpleQueue[tuple[int, str]] = (
             SimpleQueue()
-        )  # steps, and why they were dropped
+        )  # steps, and the reasons why they were dropped
         self.snapshotter = Snapshotter(
             slots,
             self.tensors,
             lambda: str(self.step).encode(),
-            sealed=lambda seal: self.settled.put((seal.step, "")),
-            dropped=lambda step, reason: self.settled.put((step, reason)),
+            on_sealed=lambda seal: self.settled.put((seal.step, "")),
+            on_dropped=lambda step, reason: self.settled.put((step, reason)),
             probe=probe,
         )
 
-    def train(self) -> snapshotter.Taken:
-        """One step."""
+    def train(self) -> snapshotter.SnapshotCost:
+        """Train a step."""
         taken = self.snapshotter.wait()
         advance(self.tensors)
         self.step += 1
@@ -113,7 +118,7 @@ class Trainer:
         return taken
 
 
-# -- what is stored is what is read ---------------------------------------------------------------------------------
+# -- what is stored is what is read ----------------------------------------------------------------
 
 
 def test_every_type_and_shape_comes_back() -> None:
@@ -148,7 +153,7 @@ def test_every_type_and_shape_comes_back() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 40))
 def test_any_cut_is_read_through_any_other(written: int, wanted: int, rows: int) -> None:
-    """As FSDP cuts: rows in equal blocks, the last ones smaller or empty."""
+    """FSDP cuts rows in equal blocks, the last ones smaller or empty."""
     full = torch.randn(rows, 3)
 
     def cut(pieces: int, source: torch.Tensor) -> list[HeldTensor]:
@@ -166,7 +171,7 @@ def test_any_cut_is_read_through_any_other(written: int, wanted: int, rows: int)
         snapshotter = Snapshotter(slots[-1], [held])
         snapshotter.begin(1)
         snapshotter.close()
-    copies = [StoredCopy(path) for each in slots for path in each.paths[:1]]
+    copies = [StoredCopy(path) for slots_of_piece in slots for path in slots_of_piece.paths[:1]]
     targets = cut(wanted, torch.zeros(rows, 3))
     for target in targets:
         assemble([target], copies)
@@ -208,7 +213,7 @@ def test_what_is_not_stored_cannot_be_read() -> None:
             copies[0].read_into([HeldTensor("t1", torch.zeros(7, dtype=torch.float64))])
 
 
-# -- which slot -----------------------------------------------------------------------------------------------------
+# -- which slot ------------------------------------------------------------------------------------
 
 
 def steps(slots: Slots) -> set[int]:
@@ -217,7 +222,7 @@ def steps(slots: Slots) -> set[int]:
 
 
 def take(trainer: Trainer) -> None:
-    """A step whose snapshot is complete."""
+    """Train a step and wait until its snapshot is complete."""
     trainer.train()
     assert trainer.settled.get(timeout=LIMIT_S) == (trainer.step, "")
 
@@ -227,11 +232,11 @@ def test_the_protected_slot_is_never_overwritten() -> None:
     trainer = Trainer(Slots())
     slots = trainer.snapshotter.slots
     take(trainer)
-    trainer.snapshotter.protected(1)
+    trainer.snapshotter.protect(1)
     for _ in range(3):
         take(trainer)
         assert steps(slots) == {1, trainer.step}
-    trainer.snapshotter.protected(4)
+    trainer.snapshotter.protect(4)
     take(trainer)
     assert steps(slots) == {4, 5}
 
@@ -248,7 +253,7 @@ def test_a_slot_that_is_read_is_not_overwritten() -> None:
     trainer = Trainer(Slots())
     slots = trainer.snapshotter.slots
     take(trainer)
-    trainer.snapshotter.protected(1)
+    trainer.snapshotter.protect(1)
     take(trainer)
     with stored(slots.paths) as copies:
         trainer.train()
@@ -261,7 +266,7 @@ def test_a_slot_that_is_read_is_not_overwritten() -> None:
 
 @pytest.mark.promise("Of two copies the one of the later *generation* is newer, whatever its step")
 def test_what_an_older_generation_left_is_given_up() -> None:
-    """Training went back from step 7 to 4: the copy of step 7 must not be taken for the newest."""
+    """Training went back from step 7 to 4: the copy of step 7 must not count as the newest."""
     slots = Slots()
     slots.reserve(1)
     for step, generation in ((6, 1), (7, 1)):
@@ -291,7 +296,7 @@ def test_steps_that_never_happened_are_forgotten() -> None:
 
 
 def test_a_snapshot_under_way_is_forgotten_too() -> None:
-    """To forget later steps is to wait for a copy of one that is under way, and to forget it, too."""
+    """Forgetting later steps waits for a copy that is under way, and forgets it, too."""
     reached, go_on = threading.Event(), threading.Event()
 
     def probe(moment: str) -> None:
@@ -314,7 +319,7 @@ def test_a_snapshot_under_way_is_forgotten_too() -> None:
 
 
 def reserve_one_slot_of_two(line: ranks.Line) -> None:
-    """Reserve slots where there are descriptors for one of them: one for its memory, one for the mapping."""
+    """Reserve slots with descriptors for a single one: one for its memory, one for the mapping."""
     slots, most = Slots(), max(map(int, os.listdir("/proc/self/fd"))) + 20
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -359,11 +364,11 @@ def test_a_larger_layout_grows_in_place() -> None:
         assert check_all == [[2.0]] * 3
 
 
-# -- copies are dropped before training is --------------------------------------------------------------------------
+# -- copies are dropped before training is ---------------------------------------------------------
 
 
 def train_without_room(line: ranks.Line) -> None:
-    """Train first with a limit on files that no copy fits into, then without one."""
+    """Train first with a limit on files that no copy fits into, then without a limit."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (DATA_OFFSET + 1000, resource.RLIM_INFINITY))
     trainer = Trainer(Slots())
@@ -412,28 +417,28 @@ def test_a_poisoned_state_is_never_published(value: float, dtype: torch.dtype) -
         Slots(),
         tensors,
         check_finite=True,
-        sealed=settled.put,
-        dropped=lambda _, reason: settled.put(reason),
+        on_sealed=settled.put,
+        on_dropped=lambda _, reason: settled.put(reason),
     )
-    found: list[Seal | str] = []
+    results: list[Seal | str] = []
     for step in range(1, 5):
         tensors[1].tensor[250_000] = value if step in (2, 3) else 1.0
         snapshotter.begin(step)
         snapshotter.wait()
-        found.append(settled.get(timeout=LIMIT_S))
+        results.append(settled.get(timeout=LIMIT_S))
     snapshotter.close()
-    assert [each.step for each in found if isinstance(each, Seal)] == [1, 4]
-    assert found[1:3] == ["poisoned snapshot: never published (b is not finite)"] * 2
+    assert [result.step for result in results if isinstance(result, Seal)] == [1, 4]
+    assert results[1:3] == ["poisoned snapshot: never published (b is not finite)"] * 2
     assert steps(snapshotter.slots) == {1, 4}
 
 
 def test_a_helper_is_let_go_when_a_chunk_is_refused() -> None:
-    """As by the look for NaN, when the helper has nothing left to begin."""
+    """The search for NaN refuses a chunk when the helper has no chunk left to begin."""
     refused = threading.Event()
 
     def make(number: int) -> None:
         if number == 1:
-            helper.start()  # it finds nothing, and waits for this chunk
+            helper.start()  # the helper finds no work, and waits for this chunk
 
     def consume(number: int) -> None:
         if number == 1:
@@ -449,21 +454,21 @@ def test_a_helper_is_let_go_when_a_chunk_is_refused() -> None:
     assert not helper.is_alive()
 
 
-# -- the writer is killed -------------------------------------------------------------------------------------------
+# -- the writer is killed --------------------------------------------------------------------------
 
 
-def kill_self_at(wanted: str, occurrence: int) -> Callable[[str], None]:
+def kill_self_at(fatal_moment: str, occurrence: int) -> Callable[[str], None]:
     counts = itertools.count()
 
     def probe(moment: str) -> None:
-        if moment == wanted and next(counts) == occurrence:
+        if moment == fatal_moment and next(counts) == occurrence:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return probe
 
 
 def train_until_killed(line: ranks.Line, moment: str, occurrence: int) -> None:
-    """Each snapshot is complete before the next step, so it is copied by one thread."""
+    """Train with each snapshot complete before the next step, so that a single thread copies it."""
     slots = Slots()
     trainer = Trainer(slots, kill_self_at(moment, occurrence))
     line.send(slots.paths)
@@ -473,9 +478,10 @@ def train_until_killed(line: ranks.Line, moment: str, occurrence: int) -> None:
         trainer.settled.get(timeout=LIMIT_S)
 
 
-#: Of one snapshot.
-CHUNKS = len(cut(state(0), lay_out(state(0))[0]))
-#: The newest complete snapshot when its process is killed at the n-th moment of a kind, counted from 0.
+#: Moments of a snapshot.
+CHUNKS = len(cut_into_chunks(state(0), lay_out(state(0))[0]))
+#: The newest complete snapshot when its process is killed at the n-th moment of a kind, counted
+#: from 0.
 NEWEST: dict[str, Callable[[int], int]] = {
     snapshotter.BEGUN: lambda occurrence: occurrence,
     snapshotter.CHUNK: lambda occurrence: occurrence // CHUNKS,
@@ -516,13 +522,13 @@ def test_killed_at_a_boundary(moment: str, occurrence: int) -> None:
 
 
 def train_for_ever(line: ranks.Line, shared: ranks.Counters) -> None:
-    """Count the moments that the thread which copies comes to, and show the newest step that is sealed."""
+    """Count the moments that the copying thread reaches, and show the newest sealed step."""
 
     def probe(moment: str) -> None:
         if moment == snapshotter.SEALED:
             assert trainer.snapshotter.newest is not None
             shared[1] = trainer.snapshotter.newest.step
-        if moment != snapshotter.BEGUN:  # of the other thread
+        if moment != snapshotter.BEGUN:  # a moment of the other thread
             shared[0] += 1
 
     slots = Slots()
@@ -537,7 +543,8 @@ def train_for_ever(line: ranks.Line, shared: ranks.Counters) -> None:
 def test_killed_at_any_instant() -> None:
     """The newest or the second newest state can be read, and is right.
 
-    A process is killed as soon as its copies have come to a number of moments that is drawn. Meanwhile it goes on.
+    A process is killed as soon as its copies have reached a random number of moments. Meanwhile it
+    goes on.
     """
     random_ = random.Random(7)
     for _ in range(25):
@@ -581,7 +588,7 @@ def test_slots_that_are_kept_open_outlive_their_process() -> None:
                     check(copy)
 
 
-# -- damage ---------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 def damage(slots: Slots, offset: int) -> None:
@@ -595,7 +602,7 @@ def damage(slots: Slots, offset: int) -> None:
     "where", [DATA_OFFSET, DATA_OFFSET + 1_200_000 + 29, DATA_OFFSET + 5_000_000]
 )
 def test_a_wrong_bit_is_found(where: int) -> None:
-    """In a tensor, in a gap, at the end."""
+    """The bit is in a tensor, in a gap, or at the end."""
     trainer = Trainer(Slots())
     take(trainer)
     damage(trainer.snapshotter.slots, where)

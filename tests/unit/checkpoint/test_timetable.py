@@ -1,4 +1,4 @@
-"""When the state is stored: by steps, by time, or both; and all nodes agree."""
+"""Times at which the state is stored: by steps, by time, or both; and all nodes agree."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.coordinator.schedules.save_schedule import NOTICE_STEPS, Due, Timetable, halting_step
+from chaoskit.checkpoint.disk.due_steps import NOTICE_STEPS, DueSteps
+from chaoskit.coordinator.schedules.save_schedule import Timetable, halting_step
 
 
 def run(
     every_s: float, step_s: float, until_s: float, *, timetable: Timetable | None = None
 ) -> list[tuple[int, int]]:
-    """Steps that are picked while one is committed every ``step_s``, each with the newest one at that moment."""
+    """Return the picked steps while one is committed every ``step_s``, each with the newest step at
+    that moment.
+    """
     timetable = timetable or Timetable(every_s)
     picked, step = [], 0
     for tick in range(int(until_s / 0.02)):
         now_s = tick * 0.02
         while (step + 1) * step_s <= now_s:
             step += 1
-            timetable.saw(step, 1, now_s)
-        if (found := timetable.due(now_s)) is not None:
-            picked.append((found, step))
+            timetable.note_step(step, 1, now_s)
+        if (due_step := timetable.due(now_s)) is not None:
+            picked.append((due_step, step))
     return picked
 
 
@@ -44,11 +47,11 @@ def test_never_by_time() -> None:
 def test_what_a_membership_did_not_reach_is_picked_anew() -> None:
     timetable = Timetable(5.0)
     (first,) = run(5.0, 0.5, 5.6, timetable=timetable)
-    timetable.saw(
+    timetable.note_step(
         first[1], 2, 5.7
-    )  # the step that was picked is still to come, and a node is another one now
-    assert timetable.due(5.8) is None  # until it is known how long a step takes
-    timetable.saw(first[1] + 1, 2, 6.2)
+    )  # the picked step is still to come, and a node is another one now
+    assert timetable.due(5.8) is None  # until the length of a step is known
+    timetable.note_step(first[1] + 1, 2, 6.2)
     assert timetable.due(6.2) is not None
     assert timetable.due(6.3) is None
 
@@ -56,17 +59,17 @@ def test_what_a_membership_did_not_reach_is_picked_anew() -> None:
 def test_what_a_membership_did_reach_is_not() -> None:
     timetable = Timetable(5.0)
     (first,) = run(5.0, 0.5, 5.6, timetable=timetable)
-    timetable.saw(first[0], 1, 7.0)
-    timetable.saw(first[0], 2, 7.1)
-    timetable.saw(first[0] + 1, 2, 7.6)
+    timetable.note_step(first[0], 1, 7.0)
+    timetable.note_step(first[0], 2, 7.1)
+    timetable.note_step(first[0] + 1, 2, 7.6)
     assert timetable.due(7.6) is None
 
 
 def test_who_still_speaks_of_an_older_membership_is_not_heard() -> None:
     timetable = Timetable(1.0)
-    timetable.saw(10, 2, 0.0)
-    timetable.saw(90, 1, 0.5)
-    timetable.saw(11, 2, 1.5)
+    timetable.note_step(10, 2, 0.0)
+    timetable.note_step(90, 1, 0.5)
+    timetable.note_step(11, 2, 1.5)
     step = timetable.due(1.5)
     assert step is not None
     assert step < 20
@@ -81,21 +84,21 @@ def test_who_still_speaks_of_an_older_membership_is_not_heard() -> None:
 def test_nothing_is_due_in_between(
     every_steps: int, ordered: list[int], step: int, by: bool
 ) -> None:
-    due = Due(every_steps, by_time=by or not every_steps)
-    for one in ordered:
-        due.order(one)
-    later = due.after(step)
+    due = DueSteps(every_steps, by_time=by or not every_steps)
+    for number in ordered:
+        due.order(number)
+    later = due.earliest_after(step)
     assert later > step
-    assert not any(due.at(one) for one in range(step + 1, later))
+    assert not any(due.is_due(between) for between in range(step + 1, later))
     if by:
-        assert later <= step + NOTICE_STEPS  # what is ordered after this is no earlier
+        assert later <= step + NOTICE_STEPS  # a later order is for no earlier step
 
 
 @pytest.mark.parametrize(("every_steps", "found"), [(0, [7]), (5, [5, 7, 10])])
 def test_both(every_steps: int, found: list[int]) -> None:
-    due = Due(every_steps, by_time=True)
+    due = DueSteps(every_steps, by_time=True)
     due.order(7)
-    assert [step for step in range(12) if due.at(step)] == found
+    assert [step for step in range(12) if due.is_due(step)] == found
 
 
 @pytest.mark.parametrize(
@@ -105,5 +108,7 @@ def test_both(every_steps: int, found: list[int]) -> None:
 def test_ranks_end_after_the_step_that_they_are_in_or_one_that_the_order_reaches(
     step_s: float, step: int
 ) -> None:
-    """A long step is the last one; of short ones there are as many as pass before all ranks have the order."""
+    """A long step is the last one; of short steps there are as many as pass before all ranks have
+    the order.
+    """
     assert halting_step(40, step_s, heard_s=0.1) == step

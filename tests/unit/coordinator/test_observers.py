@@ -1,4 +1,4 @@
-"""What observers of a coordinator are shown, and what one costs that does not read."""
+"""Tests of the messages that observers of a coordinator get, and of observers that do not read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from support.nodes.coordinators import CoordinatorProcess, serving
 from support.waiting import LIMIT_S, wait_until
 
-from chaoskit.coordinator.observers import Pace
+from chaoskit.coordinator.observers import ObserverPace
 from chaoskit.errors import Refused
 from chaoskit.wire import frames
 from chaoskit.wire.messages import (
@@ -32,8 +32,10 @@ LARGE = tuple(Beat(f"node0.{number}", 1, 0, 1, 1, 1.0, 0.0, 1, 0.0) for number i
 
 
 def shown_s(heartbeat_s: float, until_s: float, *events_s: float) -> list[float]:
-    """When the heartbeats of a node are shown that come every 40 ms; something else happens at ``events_s``."""
-    pace, shown, coming = Pace(heartbeat_s), [], sorted(events_s)
+    """Return the times of shown heartbeats of a node, which come every 40 ms, with events at
+    ``events_s``.
+    """
+    pace, shown, coming = ObserverPace(heartbeat_s), [], sorted(events_s)
     for number in range(round(until_s / BEAT_S)):
         now_s = number * BEAT_S
         while coming and coming[0] <= now_s:
@@ -51,27 +53,27 @@ def test_an_observer_is_shown_heartbeats_at_its_own_rate() -> None:
 
 
 def test_each_node_has_a_rate_of_its_own() -> None:
-    pace = Pace(1.0)
+    pace = ObserverPace(1.0)
     assert [pace.shows(Heartbeat(node, ()), 0.0) for node in ("a", "b", "a")] == [True, True, False]
 
 
 def test_when_something_happens_every_heartbeat_is_shown() -> None:
-    """Then an observer takes times, such as that of a recovery."""
+    """An observer then measures times, such as that of a recovery."""
     shown = shown_s(0.25, 10.0, 5.0)
-    assert len([one for one in shown if 5.0 <= one < 7.0]) == 50
-    assert len([one for one in shown if one < 5.0]) <= 20
-    assert len([one for one in shown if one >= 7.0]) <= 12
+    assert len([time_s for time_s in shown if 5.0 <= time_s < 7.0]) == 50
+    assert len([time_s for time_s in shown if time_s < 5.0]) <= 20
+    assert len([time_s for time_s in shown if time_s >= 7.0]) <= 12
 
 
 @pytest.mark.parametrize("heartbeat_s", [-1.0, float("nan")])
 def test_a_rate_that_is_none_is_refused(heartbeat_s: float) -> None:
     frame = frames.encode(ObserverHello(heartbeat_s))
     with pytest.raises(Refused):
-        frames.Splitter().feed(frame)
+        frames.FrameSplitter().feed(frame)
 
 
 class Agent:
-    """A node that says something, and knows that it was heard."""
+    """A node that sends messages, and knows when they were received."""
 
     def __init__(self, coordinator: CoordinatorProcess) -> None:
         self._line = coordinator.connect(AgentHello("node0", "host", 1))
@@ -83,10 +85,10 @@ class Agent:
             frames.send(self._line, message)
 
     def await_answer(self) -> None:
-        """Until the coordinator has heard all that was said."""
+        """Wait until the coordinator has received all messages."""
         self._line.settimeout(0.1)
         first = self._count = self._count + 1
-        splitter, answers = frames.Splitter(), []
+        splitter, answers = frames.FrameSplitter(), []
 
         def is_answered() -> bool:
             self.say(Heartbeat("node0", (), self._count))
@@ -95,26 +97,26 @@ class Agent:
                 answers.extend(splitter.feed(self._line.recv(65536)))
             except TimeoutError:
                 return False
-            return any(isinstance(one, Heard) and one.sent_ns >= first for one in answers)
+            return any(isinstance(answer, Heard) and answer.sent_ns >= first for answer in answers)
 
         wait_until(is_answered, "an answer")
         self._line.settimeout(LIMIT_S)
 
 
 def read_until(line: socket.socket, enough: int, kind: type[Any]) -> list[Any]:
-    """The messages of a kind: so many, or those until the connection ends."""
-    found: list[Any] = []
+    """Return this many messages of a kind, or those until the connection ends."""
+    messages: list[Any] = []
     try:
-        while len(found) < enough:
+        while len(messages) < enough:
             message = frames.receive(line)
-            found += [message] if isinstance(message, kind) else []
+            messages += [message] if isinstance(message, kind) else []
     except ConnectionError:
         pass
-    return found
+    return messages
 
 
 def test_an_observer_that_does_not_read_is_spared_heartbeats(tmp_path: Path) -> None:
-    """It is shown the next ones when it reads again, and everything else."""
+    """An observer gets the next heartbeats when it reads again, and everything else."""
     with serving(tmp_path) as coordinator:
         observer, agent = coordinator.connect(ObserverHello()), Agent(coordinator)
         large = Heartbeat("node0", LARGE)
@@ -130,11 +132,11 @@ def test_an_observer_that_does_not_read_is_spared_heartbeats(tmp_path: Path) -> 
 
 
 def test_an_observer_may_change_its_rate(tmp_path: Path) -> None:
-    """By a second greeting: from then on it is shown a heartbeat of each node now and then."""
+    """A second greeting asks for it: from then on it gets a heartbeat of each node now and then."""
     with serving(tmp_path) as coordinator:
         observer, agent = coordinator.connect(ObserverHello()), Agent(coordinator)
         observer.setblocking(False)
-        splitter = frames.Splitter()
+        splitter = frames.FrameSplitter()
 
         def count_shown() -> int:
             agent.say(*(Heartbeat("node0", ()) for _ in range(100)))
@@ -153,7 +155,7 @@ def test_an_observer_may_change_its_rate(tmp_path: Path) -> None:
 
 
 def test_an_observer_that_does_not_read_is_disconnected(tmp_path: Path) -> None:
-    """What it must not miss is kept for it, but not without end. Others go on."""
+    """Messages that it must not miss are kept for it, but not without end. Others go on."""
     with serving(tmp_path) as coordinator:
         stopped, agent = coordinator.connect(ObserverHello()), Agent(coordinator)
         count = 32

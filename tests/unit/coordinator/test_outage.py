@@ -1,4 +1,4 @@
-"""When a launch of which no node lives starts them again, and when it gives up."""
+"""Tests of a launch without a live node: it starts nodes again, or gives up."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_is_told_names_step_place_and_age() -> None:
     assert lost.text.endswith("; nothing is stored: no directory")
 
 
-# -- what is stored -------------------------------------------------------------------------------------------------
+# -- what is stored --------------------------------------------------------------------------------
 
 
 def config_of(directory: Path | None, every_steps: int = 10, every_s: float = 0.0) -> RunConfig:
@@ -94,7 +94,9 @@ def test_the_newest_snapshot_is_the_one_of_the_latest_step(tmp_path: Path) -> No
 
 
 def test_what_was_uploaded_counts_where_the_disk_has_less(tmp_path: Path) -> None:
-    """As after the loss of the directory; of a step that both hold, the disk's is named."""
+    """The remote tier is used as after the loss of the directory; the disk's snapshot of a step
+    comes first.
+    """
     saved = {
         "generation": 1,
         "tier": "remote",
@@ -153,7 +155,7 @@ def _raise_timeout() -> None:
     raise TimeoutError("the job's own")
 
 
-# -- the command that goes on ---------------------------------------------------------------------------------------
+# -- the command that goes on ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def _raise_timeout() -> None:
 def test_the_command_is_the_one_that_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], again: str | None
 ) -> None:
-    """With another directory for the report, which holds a run already; it goes on from a snapshot."""
+    """Another directory for the report holds a run already; the launch goes on from a snapshot."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run-2").mkdir()

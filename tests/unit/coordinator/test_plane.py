@@ -1,4 +1,4 @@
-"""The control plane alone: what it says when nodes come, go and come again, and what the next one knows."""
+"""Tests of the control plane alone, and of the state of its successor."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from simulation.world import World
 from support.examples import examples
 
 from chaoskit.config import RunConfig
-from chaoskit.coordinator.generations import BROKEN_GRACE_S
+from chaoskit.coordinator.handlers.on_generation import BROKEN_GRACE_S
+from chaoskit.coordinator.handlers.on_node import REATTACH_S
 from chaoskit.coordinator.membership import events
 from chaoskit.coordinator.membership.limits import LIMITS
-from chaoskit.coordinator.nodes import REATTACH_S
-from chaoskit.coordinator.outputs import Disconnect, End, Note, Remember, Send, Show
+from chaoskit.coordinator.outputs import Disconnect, End, LogEntry, Send, Show, WriteRecord
 from chaoskit.coordinator.plane import ControlPlane
 from chaoskit.coordinator.schedules.start_order import PATIENCE_S
 from chaoskit.elastic.settings import ElasticPolicy
@@ -39,17 +39,17 @@ from chaoskit.wire.messages import (
     Healed,
     Heard,
     Heartbeat,
-    Loss,
     NodeLost,
+    OfferedSnapshot,
     Plan,
     Probe,
+    RankLoss,
     Recall,
     RuleFired,
     Sealed,
-    Snapshot,
     StartWorker,
     StopWorker,
-    Store,
+    StoreStep,
     WorkerDone,
     WorkerFailed,
     WorkerLost,
@@ -73,26 +73,29 @@ def lost(worker: str) -> WorkerLost:
 
 
 class Bench:
-    """A plane, its record, and all that it ever sent."""
+    """A plane with its log and all of its outputs."""
 
     def __init__(
-        self, config: RunConfig | None = None, memory: Sequence[Remember] = (), now_s: float = 0.0
+        self, config: RunConfig | None = None, entries: Sequence[LogEntry] = (), now_s: float = 0.0
     ) -> None:
         self.config = config or RunConfig(job=JobSpec("job.py"), nodes=2, spares=0)
-        self.plane = ControlPlane(self.config, memory, now_s)
-        self.record = list(memory)
+        self.plane = ControlPlane(self.config, entries, now_s)
+        self.log = list(entries)
         self.outputs: list[Any] = []
         self.now_s = now_s
 
     def do(self, outputs: list[Any]) -> list[messages.Message]:
-        """Take in what the plane decided; returns what it sends, and to whom."""
+        """Take in the plane's outputs.
+
+        Return the messages that it sends, each with its receiver.
+        """
         self.outputs += outputs
-        self.record += [output for output in outputs if isinstance(output, Remember)]
-        sent = [(output.node, output.message) for output in outputs if isinstance(output, Send)]
+        self.log += [output for output in outputs if isinstance(output, LogEntry)]
+        sent = [(send.node, send.message) for send in outputs if isinstance(send, Send)]
         return [(node, message) for node, message in sent if not isinstance(message, Heard | Probe)]
 
     def attach(self, *hellos: AgentHello) -> list[Any]:
-        return [sent for one in hellos for sent in self.do(self.plane.attach(one, self.now_s))]
+        return [sent for hello in hellos for sent in self.do(self.plane.attach(hello, self.now_s))]
 
     def hear(self, *said: Any) -> list[Any]:
         return [sent for message in said for sent in self.do(self.plane.hear(message, self.now_s))]
@@ -102,18 +105,18 @@ class Bench:
         return self.do(self.plane.tick(self.now_s, {}))
 
     def go_on(self, seconds: float, *nodes: str) -> list[Any]:
-        """Time passes in which ``nodes`` beat."""
+        """Let time pass in which ``nodes`` send heartbeats."""
         sent = []
         for _ in range(round(seconds / 0.05)):
             sent += self.hear(*(messages.Heartbeat(node, ()) for node in nodes)) + self.wait(0.05)
         return sent
 
     def successor(self) -> Bench:
-        """The coordinator dies; the next one reads its record."""
-        return Bench(self.config, self.record, self.now_s + 50.0)
+        """Return the bench of the next coordinator, which reads the log."""
+        return Bench(self.config, self.log, self.now_s + 50.0)
 
     def begin(self) -> Bench:
-        """Both nodes train generation 1."""
+        """Let both nodes train generation 1."""
         self.attach(hello("a"), hello("b"))
         self.hear(*map(ready, WORKERS), *(Formed(worker, 1) for worker in WORKERS))
         assert self.plane.membership.settled
@@ -125,28 +128,28 @@ def plans(sent: list[Any]) -> list[int]:
 
 
 def back(node: str, **changes: Any) -> AgentHello:
-    """The same agent comes to the next coordinator, and nothing has happened."""
+    """Return the greeting of the same agent to the next coordinator, with nothing new."""
     return hello(node, **({"generation": 1, "workers": (f"{node}.0",)} | changes))
 
 
-# -- what the next coordinator says -------------------------------------------------------------------------------
+# -- what the next coordinator says ----------------------------------------------------------------
 
 
-def told(outputs: Sequence[Any]) -> list[tuple[str, Any, str, int | None]]:
-    """Losses, as the journal has them."""
-    fields = [
-        (one.fields, one.t_ns)
-        for one in outputs
-        if isinstance(one, Note) and one.event == Event.DETECTED
+def detected(outputs: Sequence[Any]) -> list[tuple[str, Any, str, int | None]]:
+    """Return the losses in the journal: worker, rank, cause and time."""
+    notes = [
+        (note.fields, note.t_ns)
+        for note in outputs
+        if isinstance(note, WriteRecord) and note.event == Event.DETECTED
     ]
-    return [(one["worker"], one["rank"], one["cause"], t_ns) for one, t_ns in fields]
+    return [(fields["worker"], fields["rank"], fields["cause"], t_ns) for fields, t_ns in notes]
 
 
 @pytest.mark.parametrize("said_by", ["a", "b"])
 def test_a_lost_rank_tells_that_its_generation_had_trained(said_by: str) -> None:
-    """Where all ranks end without a coordinator, the state of the training is asked for, and step 0 is not begun anew.
+    """The state is asked for, and not begun anew, if all ranks end without a coordinator.
 
-    The agents drop what a worker said when it is lost. That a step was committed is read from its board.
+    The agents drop the messages of a lost worker. Its board shows that a step was committed.
     """
     bench = Bench()
     bench.attach(hello("a"), hello("b"))
@@ -181,7 +184,7 @@ def trained(worker: str, generation: int) -> Heartbeat:
 
 
 def test_a_rank_that_trains_shows_that_its_generation_has_formed() -> None:
-    """The agent of another member may be slow, so that its word of it has yet to come."""
+    """The agent of another member may be slow, and its report yet to come."""
     bench = Bench()
     bench.attach(hello("a"), hello("b"))
     bench.hear(*map(ready, WORKERS), Formed("a.0", 1))
@@ -189,11 +192,13 @@ def test_a_rank_that_trains_shows_that_its_generation_has_formed() -> None:
     bench.hear(trained("a.0", 1))
     assert bench.plane.membership.settled
     bench.hear(trained("a.0", 1), Formed("b.0", 1))
-    assert [one.event for one in bench.outputs if isinstance(one, Note)].count(Event.SETTLED) == 1
+    assert [note.event for note in bench.outputs if isinstance(note, WriteRecord)].count(
+        Event.SETTLED
+    ) == 1
 
 
 def test_a_rank_shows_that_a_generation_had_formed_after_the_next_one_was_planned() -> None:
-    """Then a rank that was to leave, and is a member again, lacks at least one step."""
+    """A rank that was to leave, and is a member again, then lacks at least one step."""
     policy = ElasticPolicy(min_replicas=1, max_replicas=2, scaling_timeout_s=0)
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, elastic=policy)).begin()
     bench.hear(messages.ScaleTo("r", 1, ""))
@@ -203,7 +208,9 @@ def test_a_rank_shows_that_a_generation_had_formed_after_the_next_one_was_planne
     assert (membership.generation, membership.members) == (3, WORKERS)
     bench.hear(trained("a.0", 2), trained("a.0", 2))
     settled = [
-        one.fields for one in bench.outputs if isinstance(one, Note) and one.event == Event.SETTLED
+        note.fields
+        for note in bench.outputs
+        if isinstance(note, WriteRecord) and note.event == Event.SETTLED
     ]
     assert settled == [{"generation": 1}, {"generation": 2}]
     sent = bench.do(bench.plane.detach("a", "its agent has ended", bench.now_s, dead=True))
@@ -230,12 +237,12 @@ def rule_fired(worker: str, **changes: Any) -> RuleFired:
 def test_a_log_rule_gives_a_rank_up_once() -> None:
     bench = Bench().begin()
     sent = bench.hear(rule_fired("b.0"), rule_fired("b.0"), rule_fired("a.0"))
-    assert (told(bench.outputs), plans(sent)) == ([("b.0", 1, "log rule", 0)], [2])
+    assert (detected(bench.outputs), plans(sent)) == ([("b.0", 1, "log rule", 0)], [2])
     assert ("b", StopWorker("b.0", "log rule")) in sent
     notes = [
-        one.fields["worker"]
-        for one in bench.outputs
-        if isinstance(one, Note) and one.event == Event.RULE_EXCUSED
+        out.fields["worker"]
+        for out in bench.outputs
+        if isinstance(out, WriteRecord) and out.event == Event.RULE_EXCUSED
     ]
     assert notes == ["b.0", "a.0"]
 
@@ -244,25 +251,25 @@ def test_an_alert_is_shown_to_who_watches_also_to_who_comes_later() -> None:
     bench = Bench().begin()
     alert = rule_fired("b.0", action="alert")
     assert bench.hear(alert) == []
-    assert [one.message for one in bench.outputs if isinstance(one, Show)][-1] == alert
-    assert alert in bench.plane.picture()
+    assert [output.message for output in bench.outputs if isinstance(output, Show)][-1] == alert
+    assert alert in bench.plane.messages_for_observer()
 
 
 def test_a_node_that_a_rule_replaces_gets_no_more_workers() -> None:
-    """Nor after the coordinator has ended; its spare is not to take the rank."""
+    """The successor does not use the node either; its spare must not take the rank."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=1)).begin()
     bench.hear(ready("a.1"))
     sent = bench.hear(rule_fired("a.0", action="replace-node"))
-    assert [worker for worker, *_ in told(bench.outputs)] == ["a.1", "a.0"]
-    for one in (bench, bench.successor()):
+    assert [worker for worker, *_ in detected(bench.outputs)] == ["a.1", "a.0"]
+    for tested in (bench, bench.successor()):
         started = {message.worker for _, message in sent if isinstance(message, StartWorker)}
         assert all(worker.startswith("b.") for worker in started)
-        assert one.plane.membership.workers_on("a") == frozenset()
-        assert one.plane.membership.workers_on("b") == {"b.0", "b.1", "b.2"}
+        assert tested.plane.membership.workers_on("a") == frozenset()
+        assert tested.plane.membership.workers_on("b") == {"b.0", "b.1", "b.2"}
 
 
 def test_what_a_rule_has_done_is_known_to_the_next_coordinator() -> None:
-    """What a step brings back is no rank's fault, whoever has decided that before."""
+    """A failure that a step brings back is no rank's fault, for the successor, too."""
     bench, bad = Bench().begin(), {"verdict": "not-a-number", "reason": "the metric is 'nan'"}
     bench.hear(rule_fired("b.0", **bad))
     heir = bench.successor()
@@ -271,10 +278,12 @@ def test_what_a_rule_has_done_is_known_to_the_next_coordinator() -> None:
     heir.hear(*map(ready, ("b.1",)))
     generation = heir.plane.membership.generation
     heir.hear(rule_fired("a.0", generation=generation, **bad))
-    assert told(heir.outputs) == [("b.0", 1, "log rule", 0)], (
+    assert detected(heir.outputs) == [("b.0", 1, "log rule", 0)], (
         "the loss is told again, and there is no other"
     )
-    assert [one.event for one in heir.outputs if isinstance(one, Note)][-1] == Event.RULE_EXCUSED
+    assert [note.event for note in heir.outputs if isinstance(note, WriteRecord)][
+        -1
+    ] == Event.RULE_EXCUSED
 
 
 def test_restarts_in_a_row_are_counted_over_coordinators() -> None:
@@ -301,9 +310,9 @@ def test_restarts_in_a_row_are_counted_over_coordinators() -> None:
         bench.hear(*(Formed(worker, plan) for worker in bench.plane.membership.members))
         bench.hear(*(Healed(worker, plan) for worker in bench.plane.membership.members))
     (end,) = [
-        one.fields
-        for one in bench.outputs
-        if isinstance(one, Note) and one.event == Event.JOB_ENDED
+        note.fields
+        for note in bench.outputs
+        if isinstance(note, WriteRecord) and note.event == Event.JOB_ENDED
     ]
     assert end["reason"].endswith("again after 2 restarts in a row")
 
@@ -313,24 +322,24 @@ def test_a_rule_that_was_carried_out_in_part_is_carried_out(written: int) -> Non
     """The coordinator ended while it wrote: its decision, or that and the loss of the spare, are in the record."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=1)).begin()
     bench.hear(ready("a.1"))
-    before = len(bench.record)
+    before = len(bench.log)
     bench.hear(rule_fired("a.0", action="replace-node"))
-    assert len(bench.record) == before + 3
-    del bench.record[before + written :]
+    assert len(bench.log) == before + 3
+    del bench.log[before + written :]
     heir = bench.successor()
     heir.do(heir.plane.retell())
     assert [
-        one.fields["node"]
-        for one in heir.outputs
-        if isinstance(one, Note) and one.event == Event.SET_ASIDE
+        out.fields["node"]
+        for out in heir.outputs
+        if isinstance(out, WriteRecord) and out.event == Event.SET_ASIDE
     ] == ["a"]
     heir.attach(back("a", workers=("a.0", "a.1")), back("b"))
     heir.hear(rule_fired("a.0", action="replace-node"))  # the agent does not know that it was heard
     heir.wait(0.05)
-    assert [worker for worker, *_ in told(heir.outputs)] == ["a.1", "a.0"]
+    assert [worker for worker, *_ in detected(heir.outputs)] == ["a.1", "a.0"]
     assert heir.plane.membership.workers_on("a") == frozenset()
     heir.wait(0.05)
-    assert len(told(heir.outputs)) == 2, "once"
+    assert len(detected(heir.outputs)) == 2, "once"
 
 
 def test_the_last_node_is_not_set_aside() -> None:
@@ -338,49 +347,55 @@ def test_the_last_node_is_not_set_aside() -> None:
     bench.attach(hello("a"))
     bench.hear(ready("a.0"), ready("a.1"), Formed("a.0", 1), Healed("a.0", 1))
     bench.hear(rule_fired("a.0", action="replace-node"))
-    assert told(bench.outputs) == [("a.0", 0, "log rule", 0)]
+    assert detected(bench.outputs) == [("a.0", 0, "log rule", 0)]
 
 
 def test_a_loss_that_was_written_down_and_not_told_is_told_by_the_next() -> None:
     bench = Bench().begin()
     bench.hear(lost("a.0"))
-    assert told(bench.outputs) == [("a.0", 0, "killed", 1)]
+    assert detected(bench.outputs) == [("a.0", 0, "killed", 1)]
     heir = bench.successor()
     outputs = heir.plane.retell()
-    assert told(outputs) == [("a.0", 0, "killed", 1)], "rank and time are those of the loss"
-    assert [one.message for one in outputs if isinstance(one, Show)] == [lost("a.0")]
-    assert lost("a.0") in heir.plane.picture(), "an observer that comes later hears of it, too"
+    assert detected(outputs) == [("a.0", 0, "killed", 1)], "rank and time are those of the loss"
+    assert [output.message for output in outputs if isinstance(output, Show)] == [lost("a.0")]
+    assert lost("a.0") in heir.plane.messages_for_observer(), (
+        "an observer that comes later hears of it, too"
+    )
     heir.attach(back("a", workers=(), ended=("a.0",)), back("b"))
     heir.hear(lost("a.0"))
     assert heir.plane.retell() == []
-    assert told(heir.outputs) == []
+    assert detected(heir.outputs) == []
 
 
 def test_a_plan_that_was_written_down_and_not_told_is_told_by_the_next() -> None:
-    """Line by line what its coordinator says of it, with the time of the decision: so the journal can have it once."""
+    """The successor repeats the notes, each with the time of its decision, for the journal."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=1)).begin()
     bench.hear(ready("a.1"))
     bench.now_s = 3.0
-    said = len(bench.outputs)
+    before = len(bench.outputs)
     bench.hear(lost("a.0"))
-    notes = [one for one in bench.outputs[said:] if isinstance(one, Note)]
-    assert [one.event for one in notes] == [Event.DETECTED, Event.PLAN]
-    assert [one for one in bench.successor().plane.retell() if isinstance(one, Note)] == notes
+    notes = [note for note in bench.outputs[before:] if isinstance(note, WriteRecord)]
+    assert [output.event for output in notes] == [Event.DETECTED, Event.PLAN]
+    assert [
+        note for note in bench.successor().plane.retell() if isinstance(note, WriteRecord)
+    ] == notes
     assert notes[1].t_ns == 3_000_000_000
 
 
 def test_an_end_that_was_written_down_and_not_told_is_told_by_the_next() -> None:
     bench = Bench().begin()
     bench.now_s = 3.0
-    said = len(bench.outputs)
+    before = len(bench.outputs)
     bench.hear(EndJob(False, "enough"))
-    notes = [one for one in bench.outputs[said:] if isinstance(one, Note)]
-    assert [one.event for one in notes] == [Event.JOB_ENDED]
-    assert [one for one in bench.successor().plane.retell() if isinstance(one, Note)] == notes
+    notes = [note for note in bench.outputs[before:] if isinstance(note, WriteRecord)]
+    assert [output.event for output in notes] == [Event.JOB_ENDED]
+    assert [
+        note for note in bench.successor().plane.retell() if isinstance(note, WriteRecord)
+    ] == notes
 
 
 def test_losses_that_the_coordinator_found_by_itself_are_told_by_the_next() -> None:
-    """No agent says these: a rank that is accused, and a node that is silent."""
+    """No agent reports an accused rank or a silent node, so the successor must."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0))
     bench.attach(hello("a"), hello("b"), hello("c"))
     workers = ("a.0", "b.0", "c.0")
@@ -388,8 +403,8 @@ def test_losses_that_the_coordinator_found_by_itself_are_told_by_the_next() -> N
     bench.now_s = 1.0
     bench.hear(messages.Accuse("a.0", ("b.0",), 1, 5, "corrupt", "its weights"))
     assert (
-        told(bench.successor().plane.retell())
-        == told(bench.outputs)
+        detected(bench.successor().plane.retell())
+        == detected(bench.outputs)
         == [("b.0", 1, "corrupt", 1_000_000_000)]
     )
     bench.outputs.clear()
@@ -397,14 +412,16 @@ def test_losses_that_the_coordinator_found_by_itself_are_told_by_the_next() -> N
     bench.hear(Heartbeat("a", ()))
     bench.do(bench.plane.detach("c", "gone", 2.0, dead=True))
     outputs = bench.successor().plane.retell()
-    assert told(outputs) == told(bench.outputs) == [("c.0", 1, "node lost", 2_000_000_000)]
+    assert detected(outputs) == detected(bench.outputs) == [("c.0", 1, "node lost", 2_000_000_000)]
     assert [
-        one.fields for one in outputs if isinstance(one, Note) and one.event == Event.NODE_LOST
+        note.fields
+        for note in outputs
+        if isinstance(note, WriteRecord) and note.event == Event.NODE_LOST
     ] == [{"node": "c", "detail": "gone"}]
 
 
 def test_an_accused_worker_is_convicted_once_though_it_is_lost_already() -> None:
-    """All ranks say so, and agents say it again to the next coordinator."""
+    """All ranks report it, and agents repeat it to the next coordinator."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0))
     bench.attach(hello("a"), hello("b"), hello("c"))
     workers = ("a.0", "b.0", "c.0")
@@ -413,7 +430,7 @@ def test_an_accused_worker_is_convicted_once_though_it_is_lost_already() -> None
     for accuser in ("a.0", "c.0"):
         bench.hear(messages.Accuse(accuser, ("b.0",), 1, 5, "corrupt", "its weights"))
     bench.hear(messages.Accuse("a.0", ("c.0",), 1, 5, "nonfinite", "its weights"))
-    convicted = [one.event for one in bench.outputs if isinstance(one, Remember)]
+    convicted = [output.event for output in bench.outputs if isinstance(output, LogEntry)]
     assert [event for event in convicted if isinstance(event, events.Convicted)] == [
         events.Convicted(("b.0",))
     ]
@@ -429,10 +446,10 @@ def test_what_was_carried_out_is_not_told_again() -> None:
     bench.hear(lost("a.0"))
     bench.wait(1.0)
     bench.hear(ready("a.1"))
-    assert told(bench.successor().plane.retell()) == []
+    assert detected(bench.successor().plane.retell()) == []
 
 
-# -- why the world changes ----------------------------------------------------------------------------------------
+# -- why the world changes -------------------------------------------------------------------------
 
 
 def test_a_plan_tells_of_all_losses_since_ranks_last_trained() -> None:
@@ -443,13 +460,13 @@ def test_a_plan_tells_of_all_losses_since_ranks_last_trained() -> None:
     assert newest(bench) == (1, "", (), 0)
     bench.hear(*(Formed(worker, 1) for worker in workers))
     bench.hear(WorkerLost("b.0", "b", "killed", "by SIGKILL", 1))
-    first = Loss("b.0", 1, "killed", "by SIGKILL")
+    first = RankLoss("b.0", 1, "killed", "by SIGKILL")
     assert newest(bench) == (2, "rank 1: killed: by SIGKILL", (first,), 3)
     bench.hear(WorkerLost("c.0", "c", "hung", "in forward", 1))  # before generation 2 is formed
     both = (
         3,
         "rank 1: killed: by SIGKILL; rank 1: hung: in forward",
-        (first, Loss("c.0", 1, "hung", "in forward")),
+        (first, RankLoss("c.0", 1, "hung", "in forward")),
         3,
     )
     assert newest(bench) == both
@@ -484,7 +501,7 @@ def test_who_leaves_is_told_how_long_it_has_and_why() -> None:
     )
     bench.now_s += 0.1
     sent = bench.hear(Formed("a.0", 2), Formed("c.0", 2))
-    ((node, order),) = [one for one in sent if isinstance(one[1], StopWorker)]
+    ((node, order),) = [pair for pair in sent if isinstance(pair[1], StopWorker)]
     assert (node, order.worker, order.cause, order.reason) == (
         "b",
         "b.0",
@@ -495,16 +512,16 @@ def test_who_leaves_is_told_how_long_it_has_and_why() -> None:
 
 
 def test_who_watches_sees_a_world_form_before_the_plan_that_waited_for_it() -> None:
-    """Else the harness takes the last one to form for a straggler, and the world for one that was never whole."""
+    """The harness would take the last member for a straggler otherwise."""
     policy = ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0)
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=1, spares=0, shards=3, elastic=policy))
     bench.attach(hello("a"))
     bench.hear(ready("a.0"), Formed("a.0", 1))
     bench.attach(hello("b"), hello("c"))
     bench.hear(ready("b.0"), ready("c.0"), Formed("a.0", 2))
-    seen = len(bench.outputs)
+    before = len(bench.outputs)
     bench.hear(Formed("b.0", 2))
-    shown = [output.message for output in bench.outputs[seen:] if isinstance(output, Show)]
+    shown = [output.message for output in bench.outputs[before:] if isinstance(output, Show)]
     assert shown[0] == Formed("b.0", 2)
     assert [message.generation for message in shown if isinstance(message, Plan)] == [3]
 
@@ -532,27 +549,30 @@ def at_the_end() -> tuple[Bench, str, list[str]]:
 def test_a_rank_that_leaves_at_the_end_of_the_job_is_waited_for_unless_it_is_behind(
     phase: Phase,
 ) -> None:
-    """In its script it may save what it has. One that waits for a new group has lost the last step, and is no suspect:
-    the others build no group any more."""
+    """A leaver may save its state in its script.
+
+    A rank that waits for a new group has lost the last step and is no suspect: no group is built
+    any more.
+    """
     bench, leaver, members = at_the_end()
     assert bench.plane.membership.settled
     for _ in range(20):
         beat = messages.Beat(leaver, 1, 2, 20, phase, 9_000.0, 0.0, 20, 0.0)
         bench.hear(*(Heartbeat(worker[0], ()) for worker in members), Heartbeat(leaver[0], (beat,)))
         bench.wait(0.05)
-    assert told(bench.outputs) == [], "no rank is a loss"
+    assert detected(bench.outputs) == [], "no rank is a loss"
     assert bench.plane.ended == (phase == Phase.REGROUP)
     bench.hear(WorkerDone(leaver, 20, "w"))
     ends = [
-        one.fields
-        for one in bench.outputs
-        if isinstance(one, Note) and one.event == Event.JOB_ENDED
+        note.fields
+        for note in bench.outputs
+        if isinstance(note, WriteRecord) and note.event == Event.JOB_ENDED
     ]
     assert [end["ok"] for end in ends] == [True]
 
 
 def test_a_rank_that_is_behind_stays_if_all_that_were_done_are_lost() -> None:
-    """That rank is the last one with a state of the job."""
+    """The leaver is the last rank with a state of the job."""
     bench, leaver, members = at_the_end()
     sent = bench.hear(*map(lost, members))
     for _ in range(20):
@@ -629,7 +649,7 @@ def noticed(size: int, grace_s: float = 10.0) -> Bench:
 
 
 def test_who_is_evicted_may_say_goodbye_until_shortly_before_its_machine_is_gone() -> None:
-    """It was to leave, and the others never met without it."""
+    """The rank was to leave, and the others never met without it."""
     bench = noticed(2)
     assert newest(bench)[0] == 2
     sent = bench.wait(8.05)
@@ -655,17 +675,17 @@ def test_a_notice_that_is_taken_back_is_passed_on_and_the_node_is_used_again() -
     assert heir.plane.membership.idle == frozenset()
 
 
-def newest(bench: Bench) -> tuple[int, str, tuple[Loss, ...], int]:
-    """Generation, reason, losses and former world of the last plan that was sent."""
+def newest(bench: Bench) -> tuple[int, str, tuple[RankLoss, ...], int]:
+    """Return generation, reason, losses and former world of the last plan that was sent."""
     plan = [
-        one.message
-        for one in bench.outputs
-        if isinstance(one, Send) and isinstance(one.message, Plan)
+        send.message
+        for send in bench.outputs
+        if isinstance(send, Send) and isinstance(send.message, Plan)
     ][-1]
     return plan.generation, plan.reason, plan.losses, plan.former_world
 
 
-# -- nodes come and go --------------------------------------------------------------------------------------------
+# -- nodes come and go -----------------------------------------------------------------------------
 
 
 def test_a_name_is_taken_only_once() -> None:
@@ -688,9 +708,9 @@ def test_the_loss_of_a_node_is_written_down_whether_it_had_a_rank_or_not() -> No
     bench.attach(hello("a"), hello("b"))
     bench.do(bench.plane.detach("b", "its connection ended", bench.now_s, dead=True))
     notes = [
-        output
-        for output in bench.outputs
-        if isinstance(output, Note) and output.event == Event.NODE_LOST
+        note
+        for note in bench.outputs
+        if isinstance(note, WriteRecord) and note.event == Event.NODE_LOST
     ]
     assert [note.fields for note in notes] == [{"node": "b", "detail": "its connection ended"}]
 
@@ -698,18 +718,18 @@ def test_the_loss_of_a_node_is_written_down_whether_it_had_a_rank_or_not() -> No
 def test_an_observer_that_comes_later_is_shown_no_worker_that_was_lost_with_its_node() -> None:
     bench = Bench().begin()
     bench.do(bench.plane.detach("b", "gone", bench.now_s, dead=True))
-    told = bench.plane.picture()
-    assert {one.worker for one in told if isinstance(one, WorkerReady)} == {"a.0"}
-    assert {one.worker for one in told if isinstance(one, WorkerLost)} == {"b.0"}
+    facts = bench.plane.messages_for_observer()
+    assert {fact.worker for fact in facts if isinstance(fact, WorkerReady)} == {"a.0"}
+    assert {fact.worker for fact in facts if isinstance(fact, WorkerLost)} == {"b.0"}
 
 
 def lost_nodes(bench: Bench) -> list[str]:
-    """Those of which an observer that comes now is told."""
-    return [one.node for one in bench.plane.picture() if isinstance(one, NodeLost)]
+    """Return the lost nodes that a new observer is told of."""
+    return [fact.node for fact in bench.plane.messages_for_observer() if isinstance(fact, NodeLost)]
 
 
 def test_an_observer_that_comes_later_hears_of_lost_nodes_until_they_are_back() -> None:
-    """What replaces nodes may have lost its connection just then; the next coordinator knows it, too."""
+    """The replacer of nodes may be away just then; the next coordinator knows the loss, too."""
     bench = Bench().begin()
     bench.do(bench.plane.detach("b", "gone", bench.now_s, dead=True))
     assert lost_nodes(bench) == lost_nodes(bench.successor()) == ["b"]
@@ -731,7 +751,7 @@ def test_a_node_whose_connection_ends_is_lost_and_its_workers_are_fenced_when_it
     assert ("b", StopWorker("b.0", "fenced")) in sent
 
 
-# -- the next coordinator -----------------------------------------------------------------------------------------
+# -- the next coordinator --------------------------------------------------------------------------
 
 
 def test_when_nothing_has_happened_nothing_is_done() -> None:
@@ -749,9 +769,9 @@ def test_a_worker_that_was_never_started_is_and_one_that_ended_is_not() -> None:
     assert ("b", StartWorker("b.1")) in heir.attach(back("b", workers=(), ended=("b.0",)))
     heir = bench.successor()
     assert not [
-        one
-        for one in heir.attach(back("b", workers=(), ended=("b.0", "b.1")))
-        if "Start" in str(one)
+        output
+        for output in heir.attach(back("b", workers=(), ended=("b.0", "b.1")))
+        if "Start" in str(output)
     ]
 
 
@@ -771,7 +791,10 @@ def test_a_start_that_a_node_is_told_again_has_its_whole_time_from_then_on() -> 
 
 
 def test_a_worker_that_is_to_wait_for_the_repeated_step_is_started_once() -> None:
-    """Its node connects again meanwhile. A second order may come when the worker has ended already."""
+    """Its node connects again meanwhile.
+
+    A second order may come when the worker has ended already.
+    """
     bench = Bench().begin()
     bench.hear(lost("b.0"))
     sent = bench.attach(back("b", workers=(), ended=("b.0",)))
@@ -781,7 +804,7 @@ def test_a_worker_that_is_to_wait_for_the_repeated_step_is_started_once() -> Non
 
 
 def test_a_replacement_without_which_no_step_can_be_repeated_is_started_at_once() -> None:
-    """Who is left with a state that it cannot bring up to date waits for a plan, and not for long."""
+    """A rank with a state that it cannot bring up to date waits for a plan, and not for long."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=1, min_world=2)).begin()
     bench.hear(ready("a.1"))
     sent = bench.hear(lost("b.0"))
@@ -791,7 +814,7 @@ def test_a_replacement_without_which_no_step_can_be_repeated_is_started_at_once(
 
 
 def test_another_agent_under_the_name_of_a_node_has_none_of_its_workers() -> None:
-    """The node was started again while there was no coordinator: what lived there is gone, with its state."""
+    """A node that was started again without a coordinator has lost its workers and their state."""
     heir = Bench().begin().successor()
     heir.attach(back("a"))
     sent = heir.attach(hello("b", pid=2))
@@ -812,7 +835,7 @@ def test_a_regroup_that_was_left_half_way_is_repeated() -> None:
 
 
 def test_a_regroup_that_was_over_before_its_coordinator_is_not_repeated() -> None:
-    """All have formed the group, and tell the next one so."""
+    """All have formed the group, and report it to the next coordinator."""
     bench = Bench()
     bench.attach(hello("a"), hello("b"))
     bench.hear(*map(ready, WORKERS))
@@ -824,7 +847,7 @@ def test_a_regroup_that_was_over_before_its_coordinator_is_not_repeated() -> Non
 
 
 def test_a_group_that_a_busy_machine_is_slow_to_build_is_not_planned_again() -> None:
-    """Nobody in it needs a coordinator any more; a rendezvous that did end is told by its members at once."""
+    """No member needs a coordinator any more; members report the end of a rendezvous at once."""
     bench = Bench()
     bench.attach(hello("a"), hello("b"))
     bench.hear(*map(ready, WORKERS))
@@ -838,7 +861,7 @@ def test_a_group_that_a_busy_machine_is_slow_to_build_is_not_planned_again() -> 
 
 
 def test_a_plan_of_the_new_coordinator_is_not_its_inheritance() -> None:
-    """It publishes the first generation before it has ever ticked: that one is not half-way of anybody's."""
+    """A coordinator publishes the first plan before its first tick, and inherits none."""
     bench = Bench()
     bench.attach(hello("a"), hello("b"))
     heir = bench.successor()
@@ -856,7 +879,7 @@ def test_a_node_that_does_not_come_back_is_lost() -> None:
 
 
 def test_a_node_that_is_known_to_be_lost_is_waited_for_no_longer_than_a_lease() -> None:
-    """What has started this coordinator says so: the machine of the one before took that node along."""
+    """The launcher reports the nodes that were lost with the machine of the coordinator before."""
     heir = Bench().begin().successor()
     heir.plane.expect_no_longer(["b", "no member"], heir.now_s)
     heir.attach(back("a"))
@@ -865,7 +888,10 @@ def test_a_node_that_is_known_to_be_lost_is_waited_for_no_longer_than_a_lease() 
 
 
 def test_the_startup_deadline_counts_from_the_same_moment_in_the_replay() -> None:
-    """The first tick comes before the first node. A smaller world that began at the deadline began for the next too."""
+    """The first tick comes before the first node.
+
+    A smaller world that began at the deadline began for the next too.
+    """
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, startup_s=5.0))
     bench.wait(0.02)
     bench.now_s = 3.0
@@ -876,7 +902,7 @@ def test_the_startup_deadline_counts_from_the_same_moment_in_the_replay() -> Non
     assert bench.successor().plane.membership.members == ("a.0",)
 
 
-# -- what is said once --------------------------------------------------------------------------------------------
+# -- what is said once -----------------------------------------------------------------------------
 
 
 def test_a_loss_that_is_in_the_record_need_not_be_told_again() -> None:
@@ -905,10 +931,14 @@ def test_only_a_failure_that_ends_the_job_is_told_to_observers() -> None:
     bench = Bench()
     bench.attach(hello("a"), hello("b"))
     bench.hear(WorkerFailed("b.0", "ZeroDivisionError", fatal=False))
-    assert [one for one in bench.plane.picture() if isinstance(one, WorkerFailed)] == []
+    assert [
+        output for output in bench.plane.messages_for_observer() if isinstance(output, WorkerFailed)
+    ] == []
     fatal = WorkerFailed("a.0", "no such module", fatal=True)
     bench.hear(fatal)
-    assert [one for one in bench.plane.picture() if isinstance(one, WorkerFailed)] == [fatal]
+    assert [
+        output for output in bench.plane.messages_for_observer() if isinstance(output, WorkerFailed)
+    ] == [fatal]
 
 
 @pytest.mark.parametrize("first", ["failure", "loss"])
@@ -927,9 +957,9 @@ def test_a_fatal_failure_ends_the_job_whether_it_is_heard_before_its_loss_or_aft
     ]
     assert (end.ok, end.reason) == (False, failure.error)
     detected = [
-        output
-        for output in bench.outputs
-        if isinstance(output, Note) and output.event == Event.DETECTED
+        note
+        for note in bench.outputs
+        if isinstance(note, WriteRecord) and note.event == Event.DETECTED
     ]
     assert len(detected) == (0 if first == "failure" else 1), (
         "a loss that follows from the failure is no news"
@@ -937,7 +967,7 @@ def test_a_fatal_failure_ends_the_job_whether_it_is_heard_before_its_loss_or_aft
 
 
 def test_the_last_words_of_a_rank_that_was_given_up_end_no_job() -> None:
-    """Training goes on without it, and it may complain that the others do."""
+    """Training goes on without the rank, and it may report that the others do."""
     bench = Bench().begin()
     bench.hear(lost("b.0"), WorkerFailed("b.0", "JobFailed: no connection", fatal=True))
     assert not bench.plane.ended
@@ -952,7 +982,7 @@ def test_the_end_of_a_run_that_lost_too_much_names_the_last_loss() -> None:
     assert Show(EndJob(False, reason + last, ("a", "b"))) in bench.outputs
 
 
-# -- the end ------------------------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------
 
 
 def test_the_end_is_remembered_whoever_decides_it() -> None:
@@ -966,7 +996,7 @@ def test_the_end_is_remembered_whoever_decides_it() -> None:
     assert isinstance(heir.outputs[-1], End)
 
 
-# -- whatever is said may be said twice ---------------------------------------------------------------------------
+# -- whatever is said may be said twice ------------------------------------------------------------
 
 SAID = st.one_of(
     st.sampled_from(WORKERS).map(ready),
@@ -980,22 +1010,22 @@ SAID = st.one_of(
 
 
 def state(plane: ControlPlane) -> tuple[Any, ...]:
-    who = plane.membership
+    membership = plane.membership
     return (
-        who.plan,
-        who.members,
-        who.spares,
-        who.settled,
-        who.finished,
+        membership.plan,
+        membership.members,
+        membership.spares,
+        membership.settled,
+        membership.finished,
         plane.ended,
-        {node: who.workers_on(node) for node in NODES},
+        {node: membership.workers_on(node) for node in NODES},
     )
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(SAID, max_size=25), st.data())
 def test_what_is_heard_twice_changes_nothing(said: list[Any], data: st.DataObject) -> None:
-    """An agent says again what it once said, in any case after it, and all of it at once."""
+    """An agent repeats all its messages at once, always after it has sent them first."""
     once, twice = Bench(), Bench()
     for bench in (once, twice):
         bench.attach(hello("a"), hello("b"))
@@ -1012,8 +1042,8 @@ def test_what_is_heard_twice_changes_nothing(said: list[Any], data: st.DataObjec
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(SAID, max_size=25))
-def test_a_record_gives_the_membership_that_wrote_it(said: list[Any]) -> None:
-    """After every message: whoever reads the record knows what its writer knew."""
+def test_a_log_gives_the_membership_that_wrote_it(said: list[Any]) -> None:
+    """The log gives its reader the membership of its writer after every message."""
     bench = Bench()
     bench.attach(hello("a"), hello("b"))
     for message in said:
@@ -1023,17 +1053,20 @@ def test_a_record_gives_the_membership_that_wrote_it(said: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_part_of_a_record_is_a_record(seed: int) -> None:
-    """A coordinator may end in the middle of writing. Generations of longer parts are never lower."""
+def test_any_part_of_a_log_is_a_log(seed: int) -> None:
+    """A coordinator may end in the middle of writing.
+
+    Generations of longer parts are never lower.
+    """
     world = World(seed)
     Faults(world).schedule()
     world.engine.run(world.over, 20.0)
-    entries = world.record.entries
+    entries = world.log.entries
     generations = []
     for length in range(len(entries) + 1):
         plane = ControlPlane(world.config, entries[:length], 1e6)
         generations.append(plane.membership.generation)
-        for node in world.agents:  # whoever comes is heard
+        for node in world.agents:
             plane.attach(AgentHello(node, "host", 1), 1e6)
         plane.tick(1e6 + 1, {})
     assert generations == sorted(generations)
@@ -1042,17 +1075,15 @@ def test_any_part_of_a_record_is_a_record(seed: int) -> None:
     assert ControlPlane(world.config, entries, 0.0).membership.plan == last.plane.membership.plan
 
 
-def test_a_remembered_event_is_written_before_what_follows_from_it() -> None:
+def test_an_event_is_logged_before_what_follows_from_it() -> None:
     outputs = Bench().begin().plane.hear(lost("b.0"), 1.0)
     kinds = [type(output) for output in outputs]
-    assert kinds.index(Remember) < kinds.index(Send)
-    assert outputs[kinds.index(Remember)] == Remember(
-        events.WorkerLost("b.0", "killed", "", 1), 1.0
-    )
+    assert kinds.index(LogEntry) < kinds.index(Send)
+    assert outputs[kinds.index(LogEntry)] == LogEntry(WorkerLost("b.0", "b", "killed", "", 1), 1.0)
 
 
 def test_time_without_a_coordinator_is_the_same_time_in_every_replay() -> None:
-    """Else one coordinator begins with whom it has, where the one before it still waited for the others."""
+    """A coordinator must not begin without nodes for which its predecessor still waited."""
     nodes = ("a", "b", "c")
     first = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0, startup_s=10.0))
     first.attach(*map(hello, nodes))
@@ -1070,20 +1101,20 @@ def test_time_without_a_coordinator_is_the_same_time_in_every_replay() -> None:
 def test_a_notice_without_an_end_is_refused(grace_s: float) -> None:
     policy = ElasticPolicy(min_replicas=1, max_replicas=2, scaling_timeout_s=0)
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, elastic=policy)).begin()
-    remembered = len(bench.record)
+    remembered = len(bench.log)
     bench.hear(messages.SpotNotice("b", grace_s), messages.LendNodes("r", "job", 1, grace_s))
     answers = [
-        one.message
-        for one in bench.outputs
-        if isinstance(one, Show) and isinstance(one.message, messages.Answered)
+        output.message
+        for output in bench.outputs
+        if isinstance(output, Show) and isinstance(output.message, messages.Answered)
     ]
-    assert [one.accepted for one in answers] == [False, False]
-    assert len(bench.record) == remembered
+    assert [answer.accepted for answer in answers] == [False, False]
+    assert len(bench.log) == remembered
 
 
 @pytest.mark.parametrize("rank", [-1, 2, 7])
 def test_a_rank_that_the_world_does_not_have_meets_nobody(rank: int) -> None:
-    """It would let a barrier open for a member that has not come."""
+    """A barrier must not open for a member that has not come."""
     bench = Bench().begin()
     bench.plane.ask("a", Exchange(1, STANDING, 0, b""))
     with pytest.raises(Refused, match="rank"):
@@ -1092,7 +1123,7 @@ def test_a_rank_that_the_world_does_not_have_meets_nobody(rank: int) -> None:
     assert len(outputs) == 2, "both are told"
 
 
-# -- when it must be called ---------------------------------------------------------------------------------------
+# -- when it must be called ------------------------------------------------------------------------
 
 
 def test_a_plane_whose_nodes_train_is_next_called_when_a_report_is_missing() -> None:
@@ -1131,24 +1162,27 @@ def test_a_plane_that_forms_a_generation_is_called_every_few_milliseconds() -> N
     assert bench.plane.next_tick_s(bench.now_s) >= bench.now_s + 0.05
 
 
-# -- answers to heartbeats ----------------------------------------------------------------------------------------
+# -- answers to heartbeats -------------------------------------------------------------------------
 
 
 def answered(gaps_s: Sequence[float], **settings: Any) -> list[int]:
-    """Which heartbeats of a node are answered that come so far apart, by number."""
+    """Return the numbers of the heartbeats that are answered, with this interval between them."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, **settings)).begin()
     for number, gap_s in enumerate(gaps_s):
         bench.now_s += gap_s
         bench.hear(Heartbeat("a", (), number))
     return [
-        one.message.sent_ns
-        for one in bench.outputs
-        if isinstance(one, Send) and isinstance(one.message, Heard)
+        send.message.sent_ns
+        for send in bench.outputs
+        if isinstance(send, Send) and isinstance(send.message, Heard)
     ]
 
 
 def test_each_second_heartbeat_is_answered_and_each_that_was_waited_for() -> None:
-    """An answer wakes an agent up. One that comes late was missed by the agent for long enough."""
+    """An answer wakes an agent up.
+
+    A late heartbeat is answered, as its agent has waited long enough.
+    """
     assert answered([0.04] * 6) == [0, 2, 4]
     assert answered([0.04, 0.2, 0.04, 0.04, 0.2]) == [0, 1, 3, 4]
 
@@ -1157,21 +1191,21 @@ def test_a_short_lease_is_prolonged_by_every_heartbeat() -> None:
     assert answered([0.04] * 6, coordinator_outage_s=0.5) == [0, 1, 2, 3, 4, 5]
 
 
-# -- when the network is parted -----------------------------------------------------------------------------------
+# -- when the network is parted --------------------------------------------------------------------
 
 
 def test_a_node_that_waits_for_the_others_is_heard() -> None:
-    """Else it would connect again and again."""
+    """The agent would connect again and again otherwise."""
     bench = Bench()
     bench.attach(hello("a"))
     assert bench.plane.hear(messages.Heartbeat("a", (), 7), 0.1)[-1] == Send("a", Heard(7))
 
 
 def test_who_may_have_taken_over_a_copy_is_not_given_up_because_it_is_silent() -> None:
-    """Its word that it has the state may be lost with its connection, and it trains."""
+    """The report that it has the state may be lost with its connection, although it trains."""
     bench = Bench().begin()
     bench.hear(lost("a.0"), lost("b.0"))
-    copy = Snapshot("a", "a.0", 5, 1, 8, "sum", Endpoint("host", "", 1, 2, 3), "memory")
+    copy = OfferedSnapshot("a", "a.0", 5, 1, 8, "sum", Endpoint("host", "", 1, 2, 3), "memory")
     bench.hear(Sealed("a", (copy,)), Sealed("b", ()), ready("a.1"), ready("b.1"))
     plan = bench.plane.membership.plan
     assert plan is not None
@@ -1185,18 +1219,21 @@ def test_who_may_have_taken_over_a_copy_is_not_given_up_because_it_is_silent() -
 
 
 def test_a_silent_node_is_not_called_hung() -> None:
-    """It may follow the plan, or be ready, and cannot say so."""
+    """The worker may follow the plan, or be ready, and be unable to report it."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, startup_s=1.0)).begin()
     bench.hear(lost("b.0"))
     bench.go_on(0.2, "a", "b")
     heir = bench.successor()
     heir.attach(back("a", generation=2))
     heir.go_on(1.9, "a")  # b may still come
-    assert [cause for _, _, cause, _ in told(heir.outputs)] == []
+    assert [cause for _, _, cause, _ in detected(heir.outputs)] == []
 
 
 def hang(bench: Bench, step: int, age_ms: float) -> tuple[list[Any], str]:
-    """Rank 1 stands still in ``step`` while rank 0 waits for it; returns what is sent, and which worker it was."""
+    """Let rank 1 stand still in ``step`` while rank 0 waits.
+
+    Return the messages sent and its worker.
+    """
     form(bench)
     bench.go_on(1.2, *NODES)
     plan = bench.plane.membership.plan
@@ -1210,12 +1247,12 @@ def hang(bench: Bench, step: int, age_ms: float) -> tuple[list[Any], str]:
     }
     common = {"starved_ms": 0.0, "loss": 0.0, **place}
     sent: list[Any] = []
-    found = [
+    boards = [
         (hangs, 1, Phase.FORWARD, age_ms),
         (waits, 0, Phase.REDUCE, age_ms),
         (waits, 0, Phase.FORWARD, 1.0),
     ]
-    for worker, rank, phase, since_ms in found:  # at last rank 0 has regrouped, and computes again
+    for worker, rank, phase, since_ms in boards:  # at last rank 0 has regrouped, and computes again
         beat = messages.Beat(worker=worker, rank=rank, phase=phase, age_ms=since_ms, **common)  # type: ignore[arg-type]
         sent += [*bench.hear(Heartbeat(worker.partition(".")[0], (beat,))), *bench.wait(0.0)]
     return sent, hangs
@@ -1231,7 +1268,7 @@ def form(bench: Bench) -> None:
 def test_rank_after_rank_that_hangs_in_the_same_step_ends_the_job() -> None:
     """No replacement helps there, and suspects spend no budget."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, max_failures=0)).begin()
-    for age_ms in (1e4, 1e5, 1e6):  # what was seen once is allowed
+    for age_ms in (1e4, 1e5, 1e6):  # what was long once is allowed
         sent, worker = hang(bench, 7, age_ms)
         assert (worker, "hung") in [
             (order.worker, order.cause) for _, order in sent if isinstance(order, StopWorker)
@@ -1261,19 +1298,19 @@ def test_the_next_coordinator_knows_the_suspects_of_the_one_before() -> None:
     heir.go_on(0.3, *NODES)
     sent, _ = hang(heir, 8, 1e4)
     assert [order.worker for _, order in sent if isinstance(order, StopWorker)] == []
-    told = [
-        one.fields["suspects"]
-        for one in heir.outputs
-        if isinstance(one, Note) and one.event == Event.HANG_LIMITS
+    last = [
+        out.fields["suspects"]
+        for out in heir.outputs
+        if isinstance(out, WriteRecord) and out.event == Event.HANG_LIMITS
     ]
-    assert told == [1]
+    assert last == [1]
     sent, worker = hang(heir, 9, 1e6)
     assert worker in [order.worker for _, order in sent if isinstance(order, StopWorker)]
 
 
 @pytest.mark.parametrize("acknowledges", [True, False])
 def test_a_node_that_misses_a_report_is_sent_something_to_acknowledge(acknowledges: bool) -> None:
-    """While its kernel does, the node is lost after a second; else after three missed reports."""
+    """A node is lost after a second while its kernel acknowledges, else after three missed reports."""
     bench = Bench().begin()
     bench.go_on(0.5, "a", "b")
     bench.outputs, began_s = [], bench.now_s - 0.05  # of the last report
@@ -1285,15 +1322,15 @@ def test_a_node_that_misses_a_report_is_sent_something_to_acknowledge(acknowledg
         bench.do(bench.plane.tick(bench.now_s, {}, {"b"} if acknowledges else ()))
     assert bench.now_s >= began_s + limit_s
     (lost_node,) = [
-        one.fields
-        for one in bench.outputs
-        if isinstance(one, Note) and one.event == Event.NODE_LOST
+        note.fields
+        for note in bench.outputs
+        if isinstance(note, WriteRecord) and note.event == Event.NODE_LOST
     ]
     assert ("kernel" in lost_node["detail"]) == acknowledges
     probed = [
-        output.node
-        for output in bench.outputs
-        if isinstance(output, Send) and isinstance(output.message, Probe)
+        send.node
+        for send in bench.outputs
+        if isinstance(send, Send) and isinstance(send.message, Probe)
     ]
     assert set(probed) == {"b"}
     assert len(probed) <= limit_s / 0.05
@@ -1315,7 +1352,7 @@ def left_out(bench: Bench, node: str) -> None:
     """All ranks wait, and ``node`` reaches no other node."""
     for _ in range(40):
         for to, order in wait_in_reduce(bench):
-            away = tuple(one for one, _, _ in order.targets if node in (one, to))
+            away = tuple(target for target, _, _ in order.targets if node in (target, to))
             bench.hear(messages.LinksTested(to, order.number, away))
         if bench.plane.membership.left_out:
             return
@@ -1365,7 +1402,7 @@ def test_a_test_of_links_for_the_coordinator_before_counts_no_more() -> None:
     for to, order in sent:
         heir.hear(messages.LinksTested(to, order.number, ()))
     wait_in_reduce(heir)
-    assert not [entry for entry in heir.record if isinstance(entry.event, events.LeftOut)]
+    assert not [entry for entry in heir.log if isinstance(entry.event, events.LeftOut)]
 
 
 def test_after_the_end_no_links_are_tried() -> None:
@@ -1380,7 +1417,7 @@ def test_after_the_end_no_links_are_tried() -> None:
 
 
 def test_who_was_left_out_returns_when_nobody_is_left_whom_it_could_not_reach() -> None:
-    """A single node has nobody to try a link to."""
+    """A single node has no other node to test a link to."""
     bench = Bench().begin()
     left_out(bench, "b")
     bench.now_s += 0.01
@@ -1390,22 +1427,23 @@ def test_who_was_left_out_returns_when_nobody_is_left_whom_it_could_not_reach() 
     assert bench.plane.membership.workers_on("b")
 
 
-# -- who is fit ---------------------------------------------------------------------------------------------------
+# -- fit nodes
+# ----------------------------------------------------------------------------------------------------
 
 
 def report(node: str, *severities: Literal["ok", "warn", "bad"]) -> messages.HealthReport:
-    found = (
-        messages.Finding(f"gpu{number}.xid", one, 79.0, node=node)
-        for number, one in enumerate(severities)
+    findings = (
+        messages.Finding(f"gpu{number}.xid", severity, 79.0, node=node)
+        for number, severity in enumerate(severities)
     )
-    return messages.HealthReport(node, tuple(found), 5.0)
+    return messages.HealthReport(node, tuple(findings), 5.0)
 
 
 def noted(bench: Bench, event: Event) -> list[dict[str, Any]]:
     return [
-        output.fields
-        for output in bench.outputs
-        if isinstance(output, Note) and output.event == event
+        note.fields
+        for note in bench.outputs
+        if isinstance(note, WriteRecord) and note.event == event
     ]
 
 
@@ -1413,7 +1451,8 @@ def test_a_report_is_written_down_once_and_a_good_one_changes_nothing() -> None:
     bench = Bench().begin()
     assert bench.hear(report("a", "ok", "warn"), report("a", "ok", "warn"), report("b", "ok")) == []
     assert [
-        (one["node"], one["standing"], len(one["reasons"])) for one in noted(bench, Event.HEALTH)
+        (fields["node"], fields["standing"], len(fields["reasons"]))
+        for fields in noted(bench, Event.HEALTH)
     ] == [
         ("a", "admitted with warnings", 1),
         ("b", "admitted", 0),
@@ -1433,7 +1472,7 @@ def test_a_node_that_is_refused_loses_its_ranks_with_the_reason_also_for_the_nex
     assert lost_rank["detail"] == "gpu0.xid=79; gpu1.xid=79; gpu2.xid=79; and 1 more"
     heir = bench.successor()
     assert heir.plane.membership.unfit == {"b"}
-    assert [cause for *_, cause, _ in told(heir.plane.retell())] == ["unfit"]
+    assert [cause for *_, cause, _ in detected(heir.plane.retell())] == ["unfit"]
     heir.attach(back("a", generation=2), back("b", generation=1, workers=()))
     assert heir.hear(report("b", "bad", "bad", "bad", "bad", "ok")) == [], (
         "it says it again, and that is known"
@@ -1449,7 +1488,7 @@ def test_what_was_refused_stays_out_until_another_agent_comes() -> None:
     bench.attach(hello("b", pid=2))
     assert bench.plane.membership.unfit == frozenset()
     bench.hear(report("b", "ok"))
-    assert [one["standing"] for one in noted(bench, Event.HEALTH)] == [
+    assert [fields["standing"] for fields in noted(bench, Event.HEALTH)] == [
         "refused",
         "admitted",
         "admitted",
@@ -1478,7 +1517,7 @@ def test_a_node_that_alone_has_the_state_is_left_in_peace_until_another_one_has_
 def test_a_run_that_is_not_to_enforce_it_only_writes_it_down() -> None:
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, health="report")).begin()
     bench.hear(report("b", "bad"))
-    assert [one["standing"] for one in noted(bench, Event.HEALTH)] == ["refused"]
+    assert [fields["standing"] for fields in noted(bench, Event.HEALTH)] == ["refused"]
     assert bench.plane.membership.unfit == frozenset()
 
 
@@ -1493,7 +1532,11 @@ def test_a_node_on_probation_is_used_once_it_has_proved_itself() -> None:
 def test_observers_are_told_of_the_last_report_of_each_node() -> None:
     bench = Bench().begin()
     bench.hear(report("a", "ok"), report("b", "ok"), report("a", "warn"))
-    assert [one for one in bench.plane.picture() if isinstance(one, messages.HealthReport)] == [
+    assert [
+        output
+        for output in bench.plane.messages_for_observer()
+        if isinstance(output, messages.HealthReport)
+    ] == [
         report("a", "warn"),
         report("b", "ok"),
     ]
@@ -1513,7 +1556,7 @@ def trains(health: Literal["enforce", "report"] = "enforce", **settings: Any) ->
 
 
 def measured(sent: list[Any], **reading: Any) -> list[messages.LinksMeasured]:
-    """What the nodes answer that are asked."""
+    """Return the answers of the nodes that are asked."""
     good = {
         "connect_ms": 1.0,
         "rtt_ms": (0.1,),
@@ -1551,8 +1594,12 @@ def test_a_newcomer_that_nobody_needs_gets_workers_once_its_node_and_its_link_ha
     assert bench.plane.membership.unfit == frozenset()
     bench.wait(0.02)
     assert bench.plane.membership.workers_on("c") == {"c.0"}
-    (known,) = [one for one in bench.plane.picture() if isinstance(one, messages.HealthReport)]
-    assert {"gpu0.xid", "pair.reached"} <= {one.what for one in known.findings}
+    (fact,) = [
+        fact
+        for fact in bench.plane.messages_for_observer()
+        if isinstance(fact, messages.HealthReport)
+    ]
+    assert {"gpu0.xid", "pair.reached"} <= {finding.what for finding in fact.findings}
 
 
 def test_a_newcomer_is_tested_anew_by_the_next_coordinator() -> None:
@@ -1585,11 +1632,11 @@ def test_a_newcomer_that_is_badly_connected_is_refused_after_some_tries() -> Non
         {"c"},
         frozenset(),
     )
-    assert [one["standing"] for one in noted(bench, Event.HEALTH)] == ["admitted", "refused"]
+    assert [fields["standing"] for fields in noted(bench, Event.HEALTH)] == ["admitted", "refused"]
     assert [
-        one
-        for one in bench.outputs
-        if isinstance(one, Send) and isinstance(one.message, StartWorker)
+        send
+        for send in bench.outputs
+        if isinstance(send, Send) and isinstance(send.message, StartWorker)
     ][2:] == []
 
 
@@ -1622,7 +1669,7 @@ def test_in_a_run_that_only_reports_a_newcomer_is_used_at_once_and_its_link_is_t
     assert bench.plane.membership.unfit == frozenset()
     for _ in range(3):
         bench.hear(*measured(bench.go_on(0.5, *NODES, "c"), error="silent for 2 s"))
-    assert [one["standing"] for one in noted(bench, Event.HEALTH)] == ["refused"]
+    assert [fields["standing"] for fields in noted(bench, Event.HEALTH)] == ["refused"]
     assert bench.plane.membership.unfit == frozenset()
 
 
@@ -1639,7 +1686,7 @@ def test_when_all_nodes_are_lost_before_anybody_trained_the_run_ends() -> None:
 
 
 def test_when_all_nodes_are_lost_whose_ranks_have_met_nobody_begins_anew() -> None:
-    """They may have trained, though that they had built their group was never heard."""
+    """The ranks may have trained, although no report of their group came."""
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, startup_s=5.0))
     bench.attach(hello("a"), hello("b"))
     bench.hear(*map(ready, WORKERS))
@@ -1648,11 +1695,13 @@ def test_when_all_nodes_are_lost_whose_ranks_have_met_nobody_begins_anew() -> No
     for node in NODES:
         bench.do(bench.plane.detach(node, "its agent ended", bench.now_s, dead=True))
     assert bench.plane.ended
-    (end,) = [message for message in bench.plane.picture() if isinstance(message, EndJob)]
+    (end,) = [
+        message for message in bench.plane.messages_for_observer() if isinstance(message, EndJob)
+    ]
     assert end.reason.startswith("every replica was lost")
 
 
-# -- uneven work --------------------------------------------------------------------------------------------------
+# -- uneven work -----------------------------------------------------------------------------------
 
 
 class Uneven:
@@ -1675,7 +1724,10 @@ class Uneven:
         self.bench.hear(*(Healed(member.worker, plan.generation) for member in plan.members))
 
     def train(self, steps: int, **shard_ms: float) -> list[Any]:
-        """All ranks take ``steps`` steps, and beat after each; ``shard_ms`` by node, 20 for the others."""
+        """Let all ranks take ``steps`` steps, with a beat after each.
+
+        ``shard_ms`` is the time of a shard by node, 20 for the others.
+        """
         sent: list[Any] = []
         for _ in range(steps):
             plan = self.bench.plane.membership.plan
@@ -1714,7 +1766,9 @@ class Uneven:
 
     def notes(self, event: Event) -> list[dict[str, Any]]:
         return [
-            one.fields for one in self.bench.outputs if isinstance(one, Note) and one.event == event
+            note.fields
+            for note in self.bench.outputs
+            if isinstance(note, WriteRecord) and note.event == event
         ]
 
 
@@ -1723,10 +1777,10 @@ def test_a_slow_rank_gets_fewer_shards_and_as_many_as_before_when_it_recovers() 
     assert plans(uneven.train(20)) == []
     assert plans(uneven.train(10, b=40.0)) == [2]
     assert uneven.loads == [5, 2, 5]
-    (told,) = uneven.notes(Event.REBALANCED)
-    assert told["shares"] == {"a.0": 5, "b.0": 2, "c.0": 5}
-    assert told["gain"] > 0.3
-    assert told["paces"]["b.0"]["compute_ms"] == pytest.approx(40.0)
+    (note,) = uneven.notes(Event.REBALANCED)
+    assert note["shares"] == {"a.0": 5, "b.0": 2, "c.0": 5}
+    assert note["gain"] > 0.3
+    assert note["paces"]["b.0"]["compute_ms"] == pytest.approx(40.0)
     (straggler,) = uneven.notes(Event.STRAGGLER)
     assert (straggler["worker"], straggler["rank"], straggler["kind"]) == ("b.0", 1, "compute")
     assert uneven.train(20, b=40.0) == [], "not before all stand in the new generation"
@@ -1768,7 +1822,7 @@ def test_a_rank_over_the_limit_is_given_up_for_a_spare_on_another_node() -> None
     plan = uneven.bench.plane.membership.plan
     assert plan is not None
     assert [member.worker for member in plan.members] == ["a.0", "a.1", "c.0"]
-    assert [(worker, cause) for worker, _, cause, _ in told(uneven.bench.outputs)] == [
+    assert [(worker, cause) for worker, _, cause, _ in detected(uneven.bench.outputs)] == [
         ("b.0", "slow")
     ]
 
@@ -1786,7 +1840,7 @@ def test_a_rank_on_the_node_of_the_only_spare_is_kept() -> None:
     assert uneven.train(50, a=900.0) == []
 
 
-# -- a launch that is told to end -----------------------------------------------------------------------------------
+# -- a launch that is told to end ------------------------------------------------------------------
 
 
 def test_all_ranks_are_told_to_end_after_the_same_step() -> None:
@@ -1816,7 +1870,7 @@ def test_the_newest_state_is_stored_while_the_last_step_lasts() -> None:
     bench.hear(trained("a.0", 1))
     assert bench.go_on(2.0, *NODES) == []
     bench.hear(Halt("SIGTERM"))
-    assert bench.go_on(2.0, *NODES) == [("a", Store(1)), ("b", Store(1))]
+    assert bench.go_on(2.0, *NODES) == [("a", StoreStep(1)), ("b", StoreStep(1))]
 
 
 def test_nothing_is_stored_before_the_first_step() -> None:

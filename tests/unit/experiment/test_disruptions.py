@@ -1,4 +1,6 @@
-"""Pods that something other than their session takes away: what shows it, and how a run is judged by it."""
+"""Pods that are taken away from outside the session: how this is shown, and how a run is judged by
+it.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,12 @@ def pod(
     ready: str = "True",
     **more: Any,
 ) -> dict[str, Any]:
-    """An object of a pod. ``reason``: of its condition DisruptionTarget; ``status``: the reason in its status."""
+    """Return a pod object.
+
+    Args:
+        reason: the reason of its condition DisruptionTarget.
+        status: the reason in its status.
+    """
     condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
     conditions = [{"type": "Ready", "status": ready}, *([condition] if reason else [])]
     words = {"reason": status, "message": "unresponsive"} if status else {}
@@ -116,12 +123,12 @@ def pod(
 def test_what_the_api_server_shows_of_a_pod_that_is_taken(
     found: dict[str, Any] | None, events: list[tuple[str, str]], cause: str, proof: str
 ) -> None:
-    told = disruption_of(
+    disruption = disruption_of(
         found, [{"reason": reason, "message": message} for reason, message in events]
     )
-    assert (told.cause if told else "") == cause
-    assert proof in (told.detail if told else "")
-    assert "\n" not in str(told)
+    assert (disruption.cause if disruption else "") == cause
+    assert proof in (disruption.detail if disruption else "")
+    assert "\n" not in str(disruption)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +146,7 @@ def test_what_the_api_server_shows_of_a_pod_that_is_taken(
     ],
 )
 def test_a_pod_that_fails_by_itself_is_not_taken(status: dict[str, Any]) -> None:
-    """Its processes have ended, and no other one has asked for that."""
+    """The pod's processes have ended by themselves; no client asked for that."""
     assert disruption_of({"metadata": {"name": "p"}, "status": status}, []) is None
 
 
@@ -150,12 +157,12 @@ ENDED: dict[str, Any] = {"name": "node", "state": {"terminated": {"exitCode": 1}
 @pytest.mark.parametrize(
     ("found", "events"),
     [
-        (pod(), NOT_READY),  # it was not ready some time ago
+        (pod(), NOT_READY),  # the pod was not ready some time ago
         (pod(ready="False", containerStatuses=[RUNS]), []),
         (
             pod(ready="False", containerStatuses=[RUNS, ENDED]),
             NOT_READY,
-        ),  # a container of it has ended by itself
+        ),  # a container of the pod has ended by itself
         (pod(ready="False", phase="Failed"), NOT_READY),
     ],
 )
@@ -198,25 +205,25 @@ def node(status: str = "Unknown", *, deleted: bool = False, **spec: Any) -> dict
             node("True", taints=[{"key": "dedicated", "effect": "NoSchedule"}], unschedulable=True),
             "",
         ),
-        ({"metadata": {}, "status": {}}, ""),  # it has never said anything
+        ({"metadata": {}, "status": {}}, ""),  # the machine has never reported
     ],
 )
 def test_what_the_api_server_shows_of_a_machine_that_is_lost(
     found: dict[str, Any] | None, proof: str
 ) -> None:
-    told = loss_of_machine("m1", found)
-    assert (told.cause if told else "") == ("lost with its machine" if proof else "")
-    assert (told.detail if told else "").startswith(proof)
+    loss = loss_of_machine("m1", found)
+    assert (loss.cause if loss else "") == ("lost with its machine" if proof else "")
+    assert (loss.detail if loss else "").startswith(proof)
 
 
 def test_a_pod_that_its_kubelet_has_ended_says_so_in_its_status() -> None:
-    told = disruption_of(
+    disruption = disruption_of(
         {
             "metadata": {},
             "status": {"phase": "Failed", "reason": "Evicted", "message": "low on disk"},
         }
     )
-    assert str(told) == "ended by its machine (Evicted, low on disk)"
+    assert str(disruption) == "ended by its machine (Evicted, low on disk)"
 
 
 def job(
@@ -265,7 +272,7 @@ TAKEN = disruption_of(pod(reason="EvictionByEvictionAPI"))
 def test_what_ends_a_session_is_told_as_that(
     namespace: dict[str, Any] | None, found: dict[str, Any] | None, told: str
 ) -> None:
-    """Not as the loss of its pods, which follows from it."""
+    """The end is not reported as the loss of the session's pods, which follows from it."""
     assert end_of_session("s", namespace, found, TAKEN).startswith(told)
 
 
@@ -283,13 +290,13 @@ def test_a_session_ends_by_its_deadline_or_by_itself() -> None:
     assert end_of_session("s", NAMESPACE, job(reason="BackoffLimitExceeded")) == ""
 
 
-# -- how a run is judged ----------------------------------------------------------------------------------------------
+# -- how a run is judged ---------------------------------------------------------------------------
 
 S = 10**9
 
 
-class Told:
-    """A run of two ranks, as its journals tell it."""
+class JournalScript:
+    """A script of journals of a run with two ranks, and its verdict."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -316,8 +323,8 @@ class Told:
             {"worker": worker, "node": worker[:5], "rank": rank}
             for rank, worker in enumerate(workers)
         ]
-        told = {"generation": generation, "members": members, "abort": generation > 1}
-        self.journals["coordinator"].write(Event.PLAN, t_ns=int(at_s * S), **told)
+        fields = {"generation": generation, "members": members, "abort": generation > 1}
+        self.journals["coordinator"].write(Event.PLAN, t_ns=int(at_s * S), **fields)
 
     def lost(self, worker: str, at_s: float, cause: str = "exited", rank: int | None = 1) -> None:
         fields = {"worker": worker, "rank": rank, "cause": cause, "detail": "pidfd"}
@@ -355,18 +362,20 @@ def verdict_of(outcome: Outcome, name: str) -> Verdict | None:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Told:
-    return Told(tmp_path)
+def script(tmp_path: Path) -> JournalScript:
+    return JournalScript(tmp_path)
 
 
 @pytest.mark.parametrize("first_sign_s", [49.0, 50.5], ids=["before the loss", "just after it"])
 def test_a_loss_with_a_pod_that_was_taken_is_no_false_alarm(
-    told: Told, first_sign_s: float
+    script: JournalScript, first_sign_s: float
 ) -> None:
-    """It is an incident whose cause is told, and the run says nothing of what was planned."""
-    told.lost("node1.0", 50)
-    told.taken("node1", first_sign_s)
-    outcome = told.judged()
+    """The loss is an incident with a known cause, and the run gives no verdict on the planned
+    fault.
+    """
+    script.lost("node1.0", 50)
+    script.taken("node1", first_sign_s)
+    outcome = script.judged()
     assert verdict_of(outcome, "no false alarm") == Verdict.PASSED
     assert verdict_of(outcome, NAME) == Verdict.UNKNOWN
     assert outcome.false_alarms == 0
@@ -385,26 +394,30 @@ def test_a_loss_with_a_pod_that_was_taken_is_no_false_alarm(
     ],
 )
 def test_other_losses_are_false_alarms_still(
-    told: Told, worker: str, at_s: float, why: str
+    script: JournalScript, worker: str, at_s: float, why: str
 ) -> None:
-    told.taken("node1", 50)
-    told.write("harness", Event.NODE_REPLACED, 60, node="node1")
-    told.write("node1", Event.WORKER_STARTED, 61, worker="node1.1", pid=2)
-    told.lost(worker, at_s)
-    outcome = told.judged()
+    script.taken("node1", 50)
+    script.write("harness", Event.NODE_REPLACED, 60, node="node1")
+    script.write("node1", Event.WORKER_STARTED, 61, worker="node1.1", pid=2)
+    script.lost(worker, at_s)
+    outcome = script.judged()
     assert verdict_of(outcome, "no false alarm") == Verdict.FAILED, why
 
 
-def test_a_worker_is_found_by_its_plan_where_its_start_went_with_the_node(told: Told) -> None:
-    told.plan(2, "node0.0", "node1.1", at_s=10)
-    told.lost("node1.1", 50)
-    told.taken("node1", 50)
-    assert verdict_of(told.judged(), "no false alarm") == Verdict.PASSED
+def test_a_worker_is_found_by_its_plan_where_its_start_went_with_the_node(
+    script: JournalScript,
+) -> None:
+    script.plan(2, "node0.0", "node1.1", at_s=10)
+    script.lost("node1.1", 50)
+    script.taken("node1", 50)
+    assert verdict_of(script.judged(), "no false alarm") == Verdict.PASSED
 
 
-def test_a_record_that_went_with_the_coordinators_pod_is_no_false_alarm(told: Told) -> None:
-    told.taken("coordinator", 50, role="coordinator")
-    told.write(
+def test_a_record_that_went_with_the_coordinators_pod_is_no_false_alarm(
+    script: JournalScript,
+) -> None:
+    script.taken("coordinator", 50, role="coordinator")
+    script.write(
         "coordinator",
         Event.RECORD_LOST,
         51,
@@ -413,7 +426,7 @@ def test_a_record_that_went_with_the_coordinators_pod_is_no_false_alarm(told: To
         known=1,
         detail="it has seen more",
     )
-    outcome = told.judged()
+    outcome = script.judged()
     assert verdict_of(outcome, "no false alarm") == Verdict.PASSED
     assert any(
         "the pod of the coordinator" in check.detail
@@ -426,10 +439,10 @@ def test_a_record_that_went_with_the_coordinators_pod_is_no_false_alarm(told: To
     ("role", "at_s"), [("standby", 50), ("node", 100.5)], ids=["stood by", "after the end"]
 )
 def test_a_pod_that_the_job_did_not_need_is_told_and_changes_nothing(
-    told: Told, role: str, at_s: float
+    script: JournalScript, role: str, at_s: float
 ) -> None:
-    told.taken("node1", at_s, role=role)
-    assert verdict_of(told.judged(), NAME) == Verdict.PASSED
+    script.taken("node1", at_s, role=role)
+    assert verdict_of(script.judged(), NAME) == Verdict.PASSED
 
 
 ACT = {
@@ -443,9 +456,11 @@ ACT = {
 }
 
 
-def struck(told: Told, at_s: float, seen_s: float = 0.0, *, nodes: tuple[str, ...] = ()) -> None:
-    """Have the only fault of the plan strike, and be seen if a time is given."""
-    told.write(
+def struck(
+    script: JournalScript, at_s: float, seen_s: float = 0.0, *, nodes: tuple[str, ...] = ()
+) -> None:
+    """Have the only fault of the plan strike; ``seen_s``, if given, is the time of its evidence."""
+    script.write(
         "harness",
         Event.INJECTED,
         at_s,
@@ -456,7 +471,9 @@ def struck(told: Told, at_s: float, seen_s: float = 0.0, *, nodes: tuple[str, ..
         done_ns=int(at_s * S),
     )
     if seen_s:
-        told.write("harness", Event.EVIDENCE, seen_s, fault="fault0", observed="heard", evidence={})
+        script.write(
+            "harness", Event.EVIDENCE, seen_s, fault="fault0", observed="heard", evidence={}
+        )
 
 
 @pytest.mark.parametrize(
@@ -467,27 +484,31 @@ def struck(told: Told, at_s: float, seen_s: float = 0.0, *, nodes: tuple[str, ..
             60,
             None,
             Verdict.UNKNOWN,
-        ),  # another pod was made, and waited for
+        ),  # another pod was created, and waited for
         (ReplaceNode(rank=1, at_step=5), 40, None, Verdict.PASSED),  # the node was back by then
-        (ReplaceNode(rank=1, at_step=5), 0, None, Verdict.UNKNOWN),  # it could not strike
+        (ReplaceNode(rank=1, at_step=5), 0, None, Verdict.UNKNOWN),  # the fault could not strike
         (LoseMachine(rank=1, at_step=5), 40, None, Verdict.UNKNOWN),
         (LoseMachine(rank=1, at_step=5), 40, (Event.NODE_REPLACED, 45), Verdict.PASSED),
         (LoseMachine(rank=1, at_step=5), 40, (Event.NODE_REPLACED, 55), Verdict.UNKNOWN),
         (DeleteCoordinatorPod(rank=1, at_step=5), 40, (Event.RESUMED, 45), Verdict.PASSED),
         (DeleteCoordinatorPod(rank=1, at_step=5), 40, (Event.RESUMED, 55), Verdict.UNKNOWN),
-        (Kill(rank=1, at_step=5), 60, None, Verdict.PASSED),  # it needs none
+        (Kill(rank=1, at_step=5), 60, None, Verdict.PASSED),  # the fault needs no pod
     ],
     ids=str,
 )
 def test_a_pod_that_stands_by_for_a_fault_is_needed_until_what_it_replaces_is_back(
-    told: Told, fault: Fault, struck_s: float, back: tuple[Event, float] | None, verdict: Verdict
+    script: JournalScript,
+    fault: Fault,
+    struck_s: float,
+    back: tuple[Event, float] | None,
+    verdict: Verdict,
 ) -> None:
-    told.taken("standby0", 50, role="standby")
+    script.taken("standby0", 50, role="standby")
     if struck_s:
-        struck(told, struck_s, struck_s + 5)
+        struck(script, struck_s, struck_s + 5)
     if back is not None:
-        told.write("harness", back[0], back[1], node="node1", term=2, generation=1, events=1)
-    (check,) = [one for one in told.judged(faults=[fault]).checks if one.name == NAME]
+        script.write("harness", back[0], back[1], node="node1", term=2, generation=1, events=1)
+    (check,) = [check for check in script.judged(faults=[fault]).checks if check.name == NAME]
     assert check.verdict == verdict
     assert check.detail.endswith(
         "a fault needs it" if verdict == Verdict.UNKNOWN else "the job did not need it"
@@ -504,26 +525,28 @@ def test_a_pod_that_stands_by_for_a_fault_is_needed_until_what_it_replaces_is_ba
     ],
 )
 def test_a_machine_is_back_with_all_of_its_nodes(
-    told: Told, returns: list[tuple[Event, str, float]], verdict: Verdict
+    script: JournalScript, returns: list[tuple[Event, str, float]], verdict: Verdict
 ) -> None:
-    told.taken("standby0", 50, role="standby")
-    struck(told, 40, 41, nodes=("node1", "node2"))
+    script.taken("standby0", 50, role="standby")
+    struck(script, 40, 41, nodes=("node1", "node2"))
     for event, node, at_s in returns:
-        told.write("harness", event, at_s, node=node, term=2, generation=1, events=1)
-    assert verdict_of(told.judged(faults=[LoseMachine(rank=1, at_step=5)]), NAME) == verdict
+        script.write("harness", event, at_s, node=node, term=2, generation=1, events=1)
+    assert verdict_of(script.judged(faults=[LoseMachine(rank=1, at_step=5)]), NAME) == verdict
 
 
-def test_a_pod_that_leaves_without_a_loss_is_not_hidden(told: Told) -> None:
-    """With an elastic policy its rank leaves at a step boundary, and nothing is detected."""
-    told.taken("node1", 50)
-    assert verdict_of(told.judged(), NAME) == Verdict.UNKNOWN
+def test_a_pod_that_leaves_without_a_loss_is_not_hidden(script: JournalScript) -> None:
+    """The rank of the pod leaves at a step boundary with an elastic policy, and no loss is
+    detected.
+    """
+    script.taken("node1", 50)
+    assert verdict_of(script.judged(), NAME) == Verdict.UNKNOWN
 
 
-def test_a_run_that_fails_names_the_pod_that_was_taken_meanwhile(told: Told) -> None:
-    """The reader of a false alarm would look for its cause in the runtime only."""
-    told.taken("coordinator", 50, role="coordinator")
-    told.lost("node0.0", 60)
-    checks = [check for check in told.judged().checks if check.name in (NAME, "no false alarm")]
+def test_a_run_that_fails_names_the_pod_that_was_taken_meanwhile(script: JournalScript) -> None:
+    """The reader of a false alarm would otherwise look for its cause in the runtime only."""
+    script.taken("coordinator", 50, role="coordinator")
+    script.lost("node0.0", 60)
+    checks = [check for check in script.judged().checks if check.name in (NAME, "no false alarm")]
     alarm, pod = reasons_of(checks, Verdict.FAILED)
     assert alarm.startswith("no false alarm: node0.0")
     assert pod.startswith("the pod of the coordinator (s-coordinator-a) was evicted")
@@ -531,14 +554,16 @@ def test_a_run_that_fails_names_the_pod_that_was_taken_meanwhile(told: Told) -> 
     assert reasons_of(checks, Verdict.PASSED) == []
 
 
-def test_a_run_that_more_was_taken_from_than_planned_has_not_failed(told: Told) -> None:
-    """What depends on how much was lost is unknown; what must hold whatever is lost fails as ever."""
-    told.lost("node1.0", 50)
-    told.taken("node1", 50)
+def test_a_run_that_more_was_taken_from_than_planned_has_not_failed(script: JournalScript) -> None:
+    """Checks that depend on the extent of the loss are unknown; checks that hold for any loss fail
+    as usual.
+    """
+    script.lost("node1.0", 50)
+    script.taken("node1", 50)
     fields = {"generation": 1, "rank": 0, "world": 2, "grad_sum": 0}
     for worker, loss in (("node0.0", 1.0), ("node1.0", 2.0)):
-        told.write(worker, Event.COMMIT, 40, step=0, loss=loss, **fields)
-    outcome = told.judged(EndJob(False, "no node is left"), steps=10)
+        script.write(worker, Event.COMMIT, 40, step=0, loss=loss, **fields)
+    outcome = script.judged(EndJob(False, "no node is left"), steps=10)
     assert verdict_of(outcome, COMPLETED) == Verdict.UNKNOWN
     assert verdict_of(outcome, RECOVERED) == Verdict.UNKNOWN
     assert verdict_of(outcome, COMMITTED_STEPS) == Verdict.PASSED
@@ -551,18 +576,18 @@ COMMITTED = {"world": 2, "grad_sum": 0, "loss": 1.0, "step": 0}
 
 @pytest.mark.parametrize("is_taken", [False, True])
 def test_a_recovery_that_takes_long_has_not_failed_where_more_was_taken(
-    told: Told, is_taken: bool
+    script: JournalScript, is_taken: bool
 ) -> None:
-    """Each loss is allowed a bound; how many there were is not for the plan to say."""
-    told.lost("node1.0", 50)
+    """Each loss is allowed a bound; the number of losses is not given by the plan alone."""
+    script.lost("node1.0", 50)
     if is_taken:
-        told.taken("node1", 50)
+        script.taken("node1", 50)
     else:
-        struck(told, 50, 50)
-    told.plan(2, "node0.0", "node1.1", at_s=900)
+        struck(script, 50, 50)
+    script.plan(2, "node0.0", "node1.1", at_s=900)
     for rank, worker in enumerate(("node0.0", "node1.1")):
-        told.write(worker, Event.COMMIT, 950, generation=2, rank=rank, **COMMITTED)
-    outcome = told.judged(ended_s=1000, faults=[] if is_taken else [Kill(rank=1, at_step=5)])
+        script.write(worker, Event.COMMIT, 950, generation=2, rank=rank, **COMMITTED)
+    outcome = script.judged(ended_s=1000, faults=[] if is_taken else [Kill(rank=1, at_step=5)])
     assert verdict_of(outcome, COSTS) == (Verdict.UNKNOWN if is_taken else Verdict.FAILED)
 
 
@@ -571,7 +596,7 @@ def test_a_recovery_that_takes_long_has_not_failed_where_more_was_taken(
     [
         (None, 2, Verdict.FAILED),
         ("node", 2, Verdict.FAILED),  # the record was in another pod
-        ("coordinator", 2, None),  # it is among those that hold
+        ("coordinator", 2, None),  # the check is among those that passed
         (
             "coordinator",
             1,
@@ -580,11 +605,11 @@ def test_a_recovery_that_takes_long_has_not_failed_where_more_was_taken(
     ],
 )
 def test_only_a_coordinators_pod_takes_the_record_along(
-    told: Told, taken: str | None, term: int, verdict: Verdict | None
+    script: JournalScript, taken: str | None, term: int, verdict: Verdict | None
 ) -> None:
     if taken is not None:
-        told.taken("node1" if taken == "node" else taken, 50, role=taken)
-    told.write(
+        script.taken("node1" if taken == "node" else taken, 50, role=taken)
+    script.write(
         "coordinator",
         Event.RECORD_LOST,
         51,
@@ -593,8 +618,8 @@ def test_only_a_coordinators_pod_takes_the_record_along(
         known=1,
         detail="it has seen more",
     )
-    told.write("coordinator", Event.RESUMED, 52, term=term, generation=1, events=1)
-    assert verdict_of(told.judged(), "property 11S: terms increase") == verdict
+    script.write("coordinator", Event.RESUMED, 52, term=term, generation=1, events=1)
+    assert verdict_of(script.judged(), "property 11S: terms increase") == verdict
 
 
 @pytest.mark.parametrize(
@@ -612,38 +637,40 @@ def test_only_a_coordinators_pod_takes_the_record_along(
     ("taken", "verdict"), [(None, Verdict.FAILED), ("node0", Verdict.FAILED), ("node1", None)]
 )
 def test_a_rank_that_is_lost_with_its_pod_was_not_given_up_for_what_a_fault_did(
-    told: Told, fault: Fault, title: str, taken: str | None, verdict: Verdict | None
+    script: JournalScript, fault: Fault, title: str, taken: str | None, verdict: Verdict | None
 ) -> None:
-    struck(told, 40, 41)
-    told.lost("node1.0", 50, cause=HUNG)
+    struck(script, 40, 41)
+    script.lost("node1.0", 50, cause=HUNG)
     if taken is not None:
-        told.taken(taken, 50)
-    assert verdict_of(told.judged(faults=[fault]), title) == verdict
+        script.taken(taken, 50)
+    assert verdict_of(script.judged(faults=[fault]), title) == verdict
 
 
 @pytest.mark.parametrize(
     ("fault", "struck_s", "taken_s", "explained"),
     [
-        (Kill(rank=1, at_step=5), 49.9, 50.5, True),  # it was dead before its pod went
-        (FreezeNode(rank=1, at_step=5), 30, 49.0, False),  # it had survived that
+        (Kill(rank=1, at_step=5), 49.9, 50.5, True),  # the rank was dead before its pod went
+        (FreezeNode(rank=1, at_step=5), 30, 49.0, False),  # the rank had survived the fault
     ],
     ids=str,
 )
 def test_the_last_act_before_a_loss_explains_it(
-    told: Told, fault: Fault, struck_s: float, taken_s: float, explained: bool
+    script: JournalScript, fault: Fault, struck_s: float, taken_s: float, explained: bool
 ) -> None:
-    struck(told, struck_s, nodes=("node1",) if fault.whole_node else ())
-    told.lost("node1.0", 50)
-    told.taken("node1", taken_s)
-    outcome = told.judged(faults=[fault])
+    struck(script, struck_s, nodes=("node1",) if fault.whole_node else ())
+    script.lost("node1.0", 50)
+    script.taken("node1", taken_s)
+    outcome = script.judged(faults=[fault])
     assert verdict_of(outcome, "no false alarm") == Verdict.PASSED
-    assert any(one.level == "impactful" for one in outcome.faults[0].evidence) is explained
+    assert (
+        any(evidence.level == "impactful" for evidence in outcome.faults[0].evidence) is explained
+    )
     assert verdict_of(outcome, NAME) == Verdict.UNKNOWN
 
 
-def test_without_a_word_of_the_api_server_nothing_is_excused(told: Told) -> None:
-    told.lost("node1.0", 50)
-    outcome = told.judged(EndJob(False, "no node is left"), steps=10)
+def test_without_a_word_of_the_api_server_nothing_is_excused(script: JournalScript) -> None:
+    script.lost("node1.0", 50)
+    outcome = script.judged(EndJob(False, "no node is left"), steps=10)
     assert verdict_of(outcome, "no false alarm") == Verdict.FAILED
     assert verdict_of(outcome, COMPLETED) == Verdict.FAILED
     assert verdict_of(outcome, NAME) is None

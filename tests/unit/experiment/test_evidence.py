@@ -1,4 +1,7 @@
-"""What must not count as evidence, nor excuse anything. Pure: targets and journals are written by hand."""
+"""Observations that must not count as evidence, nor excuse a failure.
+
+Pure: targets and journals are written by hand.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,25 @@ from typing import Any
 
 import pytest
 import torch
-from support.injecting import Deserted, injecting, target_of
+from support.injecting import EndedCluster, injecting, target_of
 from support.waiting import LIMIT_S
 
 from chaoskit.config import RunConfig
-from chaoskit.experiment.injection.follow import explains
 from chaoskit.experiment.injection.injection import Injection
+from chaoskit.experiment.injection.job_follower import explains
 from chaoskit.experiment.judge.judge import judge
 from chaoskit.experiment.plan.plan import plan_experiment
 from chaoskit.experiment.properties import RunTrace
 from chaoskit.experiment.properties.membership import second_replacement, strikes, terms
 from chaoskit.experiment.properties.progress import corruption, lease, slow_ranks
 from chaoskit.experiment.properties.steps import fencing
+from chaoskit.experiment.run.recovery_timeline import Timeline
 from chaoskit.experiment.run.run import RawRun, load_run
-from chaoskit.experiment.run.timeline import Timeline
 from chaoskit.experiment.twin.twin import interruptions
 from chaoskit.job import JobSpec
 from chaoskit.journal import Journal, Record
 from chaoskit.process.linux import start_ticks
-from chaoskit.runlog.findings import fault_check
+from chaoskit.runlog.fault_verdict import fault_check
 from chaoskit.runlog.history import History
 from chaoskit.runlog.injected import InjectionRecord, Struck
 from chaoskit.runtime.injection.numbers import Poison
@@ -113,26 +116,26 @@ from faults import (
     TornWrite,
 )
 from faults.base import Fault
-from faults.target import Exit as HowEnded
+from faults.target import ProcessExit as HowEnded
 from faults.target import Target
 
 
 @pytest.mark.parametrize("is_missed", [False, True])
 def test_the_end_of_the_job_is_no_early_exit(undo: UndoLog, is_missed: bool) -> None:
-    """Every worker exits with status 0 in the end, a rank that ignored the fault, too."""
+    """Every worker exits with status 0 in the end, including a rank that ignored the fault."""
     struck = target_of(undo)
     with injecting(Exit(rank=1, at_step=8), struck) as run:
         if is_missed:
-            run.hear(WorkerLost("node1.w0", "node1", "exited", "exited with status 0", 1))
+            run.deliver(WorkerLost("node1.w0", "node1", "exited", "exited with status 0", 1))
         struck.end()
         struck.tell_exit(HowEnded("exited", "status 0"), 1)
-        run.go_on()
+        run.poll()
         assert bool(run.evidence) == is_missed
 
 
 @pytest.mark.parametrize("where", ["weight", "gradient"])
 def test_a_nan_is_written_whatever_the_strides(where: str) -> None:
-    """A transposed tensor cannot be seen as one row: the fault would have been an exception."""
+    """A transposed tensor cannot be viewed as one row: the fault would raise an exception."""
     model = torch.nn.Linear(3, 2)
     model.weight = torch.nn.Parameter(torch.ones(3, 2).t())
     reports: list[bool] = []
@@ -146,7 +149,9 @@ def test_a_nan_is_written_whatever_the_strides(where: str) -> None:
 
 
 def test_a_question_that_nothing_carries_is_not_left_unanswered(undo: UndoLog) -> None:
-    """After the run, for one: the silence of the worker means nothing, and is no error either."""
+    """The silence of the worker means nothing without a connection, as after the run, and is no
+    error either.
+    """
     with Worker("sleep") as worker:
         worker.is_there = False
         with injecting(HOLDS_GIL, worker.struck(undo)) as run:
@@ -180,7 +185,10 @@ SHORT_S, WAIT_S = 0.4, 20.0
 
 
 class Worker:
-    """A process whose listening thread hears every question and answers none: it is also the line to that thread."""
+    """A process with a listening thread that receives every question and answers none.
+
+    It is also the connection to that thread.
+    """
 
     def __init__(self, does: str) -> None:
         self.asked: list[InjectionOrder] = []
@@ -209,7 +217,7 @@ class Worker:
         raise AssertionError("nothing arms it")
 
     def struck(self, undo: UndoLog) -> Target:
-        """The process as the target of a fault that has acted in it."""
+        """Return the process as the target of a fault that has acted in it."""
         pid = self._process.pid
         reports = [ActReport("node1.w0", "fault0", "about to call pause()", False)]
         return target_of(undo, channel=self, process=HOST.find(pid), tid=pid, reports=reports)
@@ -220,21 +228,23 @@ def test_a_thread_that_keeps_the_interpreter_lock_is_seen(undo: UndoLog) -> None
         with injecting(HOLDS_GIL, worker.struck(undo)) as run:
             assert run.is_seen(limit_s=WAIT_S)
         unreported = worker.struck(undo)
-        unreported.reports.clear()  # whatever it does, it was not told to
+        unreported.reports.clear()  # the fault was not ordered, whatever the process does
         with injecting(HOLDS_GIL, unreported) as run:
             assert not run.is_seen(limit_s=SHORT_S)
 
 
 @pytest.mark.parametrize("does", ["sleep", "work"])
 def test_silence_is_no_evidence_of_a_hang(undo: UndoLog, does: str) -> None:
-    """A rank that waits for others, or computes, and whose thread that listens just does not answer."""
+    """A rank that waits for others, or computes, may have a listening thread that does not
+    answer.
+    """
     with Worker(does) as worker, injecting(HOLDS_GIL, worker.struck(undo)) as run:
         assert not run.is_seen(limit_s=SHORT_S)
         assert worker.asked or does == "work"
 
 
-class OneNode(Deserted):
-    """A node with these processes, to which signals do nothing."""
+class OneNode(EndedCluster):
+    """A node with these processes; signals to them have no effect."""
 
     nodes = ("node1",)
 
@@ -270,7 +280,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def test_the_end_of_the_run_is_not_the_end_of_a_node(
     undo: UndoLog, children: list[subprocess.Popen[bytes]], kind: type[Fault], is_over: bool
 ) -> None:
-    """In the end no process is left, whatever the signal did. An agent that saw its worker end was not ended first."""
+    """Missing processes at the end of the run are no evidence.
+
+    An agent that saw its worker end was not ended first.
+    """
     struck = target_of(undo, OneNode(children))
     with injecting(kind(rank=1, at_step=8), struck) as run:
         if is_over:
@@ -279,17 +292,19 @@ def test_the_end_of_the_run_is_not_the_end_of_a_node(
             end(child)
         if is_over:
             struck.tell_exit(HowEnded("exited", "status 0"), 1)
-        run.go_on()
+        run.poll()
         assert bool(run.evidence) != is_over
 
 
 def test_what_is_below_an_agent_that_ends_is_not_killed_for_it(
     undo: UndoLog, children: list[subprocess.Popen[bytes]]
 ) -> None:
-    """A process of the node that ends is not listed, and what comes first then is a child of the agent."""
-    agent, child = map(known, children)
+    """A process of the node that ends is not listed; the first listed process is then a child of
+    the agent.
+    """
+    agent, child = map(process_of, children)
     children[0].kill()
-    cluster: Any = Ending([child])
+    cluster: Any = EndingCluster([child])
     cluster.node = lambda node: [child]
     cluster.root = lambda node: agent
     with (
@@ -302,35 +317,35 @@ def test_what_is_below_an_agent_that_ends_is_not_killed_for_it(
 
 @pytest.fixture
 def children() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two processes that live until somebody ends them."""
-    found = [
+    """Yield two processes that live until they are ended."""
+    processes = [
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)
     ]
-    yield found
-    for child in found:
+    yield processes
+    for child in processes:
         child.kill()
         child.wait()
 
 
-def known(child: subprocess.Popen[bytes]) -> Process:
+def process_of(child: subprocess.Popen[bytes]) -> Process:
     ticks = start_ticks(child.pid)
     assert ticks is not None
     return Process(child.pid, ticks, "ck-node1")
 
 
-class Deaf(HostKernel):
-    """The kernel, but for signals: those that end or stop a process do nothing."""
+class DeafKernel(HostKernel):
+    """The kernel, except for signals: those that end or stop a process do nothing."""
 
     def signal(self, process: Process, signum: int) -> None:
         if signum == signal.SIGCONT:
             super().signal(process, signum)
 
 
-DEAF = Deaf()
+DEAF = DeafKernel()
 
 
 def unmoved(child: subprocess.Popen[bytes]) -> Process:
-    return dataclasses.replace(known(child), kernel=DEAF)
+    return dataclasses.replace(process_of(child), kernel=DEAF)
 
 
 @pytest.mark.parametrize(
@@ -339,13 +354,13 @@ def unmoved(child: subprocess.Popen[bytes]) -> Process:
 def test_a_node_is_gone_when_all_of_it_is(
     undo: UndoLog, children: list[subprocess.Popen[bytes]], fault: Fault
 ) -> None:
-    """A signal was sent, and something of the node lives on."""
+    """The fault is not evident while a signal was sent but some process of the node lives on."""
     with injecting(fault, target_of(undo, OneNode(children))) as run:
         for child in children:
-            run.go_on()
+            run.poll()
             assert not run.evidence
             end(child)
-        run.go_on()
+        run.poll()
         assert run.evidence
 
 
@@ -354,17 +369,17 @@ def test_a_node_is_frozen_when_all_of_it_stands(
 ) -> None:
     with injecting(FreezeNode(rank=1, at_step=8), target_of(undo, OneNode(children))) as run:
         for child in children:
-            run.go_on()
+            run.poll()
             assert not run.evidence
             stop(child)
-        run.go_on()
+        run.poll()
         assert run.evidence
 
 
 def test_a_node_is_thawed_when_it_was_seen_to_stand(
     undo: UndoLog, children: list[subprocess.Popen[bytes]]
 ) -> None:
-    """A harness that was busy for longer than the node was to stand finds the evidence all the same."""
+    """A harness that was busy for longer than the node was to stand still finds the evidence."""
     fault, struck = (
         FreezeNode(rank=1, at_step=8, thaw_after_s=0.05),
         target_of(undo, OneNode(children)),
@@ -374,7 +389,7 @@ def test_a_node_is_thawed_when_it_was_seen_to_stand(
             stop(child)
         time.sleep(2 * fault.thaw_after_s)
         assert struck.seconds_since > fault.thaw_after_s
-        run.go_on()
+        run.poll()
         assert len(run.evidence) == 1
         for child in children:
             os.waitid(os.P_PID, child.pid, os.WCONTINUED)
@@ -387,10 +402,10 @@ def test_a_coordinator_that_lives_was_not_killed(
     undo: UndoLog, children: list[subprocess.Popen[bytes]]
 ) -> None:
     with injecting(KillCoordinator(at_step=8), target_of(undo, OneNode(children))) as run:
-        run.go_on()
+        run.poll()
         assert not run.evidence
         end(children[0])
-        run.go_on()
+        run.poll()
         assert run.evidence
 
 
@@ -398,10 +413,13 @@ def test_a_coordinator_that_lives_was_not_killed(
 def test_a_node_that_is_gone_after_the_job_was_not_killed(
     undo: UndoLog, children: list[subprocess.Popen[bytes]], ok: bool
 ) -> None:
-    """The signal did nothing, and the job ended well; one that failed may have failed for the node."""
+    """The signal did nothing, and the job ended well.
+
+    A job that failed may have failed because of the node.
+    """
     struck = target_of(undo, OneNode(children))
     with injecting(KillNode(rank=1, at_step=8), struck) as run:
-        run.hear(EndJob(ok=ok, reason=""))
+        run.deliver(EndJob(ok=ok, reason=""))
         for child in children:
             child.kill()
             child.wait()
@@ -411,15 +429,17 @@ def test_a_node_that_is_gone_after_the_job_was_not_killed(
 def test_the_tree_of_a_process_that_is_another_by_now_is_empty(
     children: list[subprocess.Popen[bytes]],
 ) -> None:
-    """What has the pid of an agent that ended is not looked at, and not killed."""
-    now = known(children[0])
+    """A process that has the pid of an ended agent is neither inspected nor killed."""
+    now = process_of(children[0])
     assert HOST.tree(now) == [now]
-    others = [Process(now.pid, ticks, now.name) for ticks in ((now.ticks or 0) + 1, None)]
-    assert [HOST.tree(other) for other in others] == [[], []]
+    reused = [Process(now.pid, ticks, now.name) for ticks in ((now.ticks or 0) + 1, None)]
+    assert [HOST.tree(other) for other in reused] == [[], []]
 
 
-class Ending:
-    """A cluster whose coordinator is the first of these processes, and, once that has ended, the last."""
+class EndingCluster:
+    """A cluster with the first of these processes as coordinator, and the last once the first has
+    ended.
+    """
 
     def __init__(self, coordinators: list[Process]) -> None:
         self.coordinators = coordinators
@@ -432,17 +452,20 @@ class Ending:
 def test_a_coordinator_that_ended_by_itself_was_not_killed(
     undo: UndoLog, children: list[subprocess.Popen[bytes]], is_over: bool
 ) -> None:
-    """The job is over; or one death is all there was of two that were planned. The next coordinator will do."""
-    coordinators = [known(child) for child in children]
-    struck = target_of(undo, Ending(coordinators))
+    """The job is over, or there was a single death of two that were planned.
+
+    The next coordinator is accepted.
+    """
+    coordinators = [process_of(child) for child in children]
+    struck = target_of(undo, EndingCluster(coordinators))
     children[0].kill()
     os.waitid(os.P_PID, children[0].pid, os.WEXITED | os.WNOWAIT)
     with injecting(KillCoordinator(at_step=8), struck) as run:
-        run.go_on()
+        run.poll()
         assert not run.evidence
         assert struck.claims == {}, "the rank comes to no harm"
         if is_over:
-            run.hear(EndJob(ok=True, reason=""))
+            run.deliver(EndJob(ok=True, reason=""))
         del coordinators[0]
         assert run.is_seen(limit_s=SHORT_S if is_over else LIMIT_S) != is_over
     if is_over:
@@ -451,18 +474,18 @@ def test_a_coordinator_that_ended_by_itself_was_not_killed(
         assert children[1].wait() == -signal.SIGKILL
 
 
-class Hearing:
-    """A cluster that notes what it is told."""
+class RecordingCluster:
+    """A cluster that records the messages sent to it."""
 
     def __init__(self) -> None:
-        self.heard: list[Message] = []
+        self.messages: list[Message] = []
 
     def send(self, message: Message) -> None:
-        self.heard.append(message)
+        self.messages.append(message)
 
 
 def world(generation: int, size: int) -> list[Message]:
-    """What is heard of a world that is planned and formed."""
+    """Return the messages about a world that is planned and formed."""
     place = Endpoint("host", "", 0, 1, -1)
     members = tuple(
         Member(rank, f"node{rank}.0", f"node{rank}", place, (rank,)) for rank in range(size)
@@ -474,16 +497,16 @@ def world(generation: int, size: int) -> list[Message]:
 
 
 def test_a_request_is_made_again_until_it_is_answered(undo: UndoLog) -> None:
-    """It may be lost with a coordinator; a world that a loss has made is no answer."""
-    cluster = Hearing()
+    """A request may be lost with a coordinator; a world formed because of a loss is no answer."""
+    cluster = RecordingCluster()
     with injecting(Scale(to=3, at_step=8), target_of(undo, cluster)) as run:
-        run.hear(*world(2, 3))
+        run.deliver(*world(2, 3))
         assert not run.evidence
-        assert len(cluster.heard) == 1
-        assert run.comes(lambda: len(cluster.heard) > 1)
-        assert cluster.heard == [ScaleTo("fault0", 3, "the harness")] * 2
+        assert len(cluster.messages) == 1
+        assert run.wait_for(lambda: len(cluster.messages) > 1)
+        assert cluster.messages == [ScaleTo("fault0", 3, "the harness")] * 2
         assert not run.evidence
-        run.hear(Answered("fault0", True, ""))
+        run.deliver(Answered("fault0", True, ""))
         assert run.evidence
 
 
@@ -492,19 +515,21 @@ def test_a_world_that_has_the_size_already_is_evidence_of_an_accepted_request(
 ) -> None:
     places = {0: "node0", 1: "node1", 2: "node2"}
     for size, answer in ((3, True), (3, False), (2, True)):
-        with injecting(Scale(to=size, at_step=8), target_of(undo, Hearing(), places=places)) as run:
+        with injecting(
+            Scale(to=size, at_step=8), target_of(undo, RecordingCluster(), places=places)
+        ) as run:
             assert not run.evidence
-            run.hear(Answered("fault0", answer, ""))
+            run.deliver(Answered("fault0", answer, ""))
             assert bool(run.evidence) == (size == 3 and answer)
 
 
-class Wired:
-    """A cluster of four nodes whose network can be changed."""
+class LinkedCluster:
+    """A cluster of four nodes with a network that can be changed."""
 
     nodes = ("node0", "node1", "node2", "node3")
 
     def apply(self, node: str, action: object) -> Any:
-        """Nothing is broken."""
+        """Break nothing, and return an action without effect."""
 
         class Nothing:
             def shown(self) -> int:
@@ -527,19 +552,19 @@ class Wired:
         return (0.1,) * count
 
     def probe(self, source: str, target: str, timeout_s: float) -> Any:
-        """No echo is sent."""
+        """Return a probe that sends no echo."""
 
         class Silent:
             def results_ms(self) -> list[float | None]:
                 return []
 
             def close(self) -> None:
-                """No thread sends echoes."""
+                """Do nothing: no thread sends echoes."""
 
         return Silent()
 
     def send(self, message: Message) -> None:
-        """No worker is told anything."""
+        """Send nothing to any worker."""
 
 
 @pytest.mark.parametrize(
@@ -556,15 +581,17 @@ class Wired:
 def test_either_end_of_a_broken_link_may_be_left_out(
     undo: UndoLog, fault: Fault, either_end: bool
 ) -> None:
-    """Not where the node is silent for longer than its lease: then it is lost itself, and no other one."""
+    """Each end may be left out, unless the node is silent for longer than its lease: then it is
+    lost itself.
+    """
     config = RunConfig(job=JobSpec("job.py"), heartbeat_ms=250, lease_beats=4)
-    struck = target_of(undo, Wired(), config=config)
+    struck = target_of(undo, LinkedCluster(), config=config)
     with injecting(fault, struck):
-        assert struck.struck_nodes == ({*Wired.nodes} if either_end else {"node1"})
+        assert struck.struck_nodes == ({*LinkedCluster.nodes} if either_end else {"node1"})
 
 
 def test_a_run_of_which_no_rank_tells_is_not_complete() -> None:
-    """However well its coordinator says that it ended."""
+    """The run is incomplete even if its coordinator reports a good end."""
     checks = judge(run_of([], []), None, "local").checks
     assert (
         next(check.verdict for check in checks if check.name == "training completed")
@@ -575,20 +602,20 @@ def test_a_run_of_which_no_rank_tells_is_not_complete() -> None:
 def test_a_crash_loop_is_seen_when_the_worker_it_killed_is_gone(
     undo: UndoLog, children: list[subprocess.Popen[bytes]]
 ) -> None:
-    """The rank first, and then each worker that its node starts instead."""
+    """The rank must go first, and then each worker that its node starts instead."""
     struck = target_of(undo, OneNode(children), process=unmoved(children[0]))
     with injecting(CrashLoop(rank=1, at_step=8, times=2), struck) as run:
         for number, child in enumerate(children):
-            assert [one.count for one in run.evidence] == [*range(1, number + 1)]
+            assert [evidence.count for evidence in run.evidence] == [*range(1, number + 1)]
             if number:
-                run.hear(
+                run.deliver(
                     WorkerReady(f"node1.w{number}", "node1", Endpoint("", "", 0, child.pid, -1))
                 )
-            run.go_on()
+            run.poll()
             assert len(run.evidence) == number
             end(child)
-            run.go_on()
-        assert [one.count for one in run.evidence] == [1, 2]
+            run.poll()
+        assert [evidence.count for evidence in run.evidence] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -613,18 +640,18 @@ def test_a_crash_loop_is_seen_when_the_worker_it_killed_is_gone(
 def test_a_load_fails_by_the_fault_or_by_itself(
     undo: UndoLog, worker: str, cause: str, detail: str, expected: bool
 ) -> None:
-    """Of the workers that it stopped, those count that ended with its exception."""
+    """Workers that the fault stopped count only if they ended with its exception."""
     struck = target_of(undo)
     with injecting(FailLoad(rank=1, at_step=8), struck) as run:
-        run.hear(
+        run.deliver(
             AtHook("node1.w1", "fault0", rank=-1, step=-1, phase=LOAD, pid=1, tid=1, generation=0)
         )
         assert {*struck.claims} == {"node1.w1"}
-        run.hear(WorkerLost(worker, "node1", cause, detail, 1))
+        run.deliver(WorkerLost(worker, "node1", cause, detail, 1))
         assert bool(run.evidence) == expected
 
 
-# -- excuses ------------------------------------------------------------------------------------------------------
+# -- excuses ---------------------------------------------------------------------------------------
 
 STRUCK_NS, LOST_NS, ENDED_NS = 1_000, 5_000, 9_000
 
@@ -632,7 +659,7 @@ STRUCK_NS, LOST_NS, ENDED_NS = 1_000, 5_000, 9_000
 def strike(
     fault: Fault, *, at_ns: int = STRUCK_NS, starved_s: float = 0.0, missed: str = ""
 ) -> InjectionRecord:
-    """What journals say of ``fault`` on the worker ``node1.w0``."""
+    """Return the journals' account of ``fault`` on the worker ``node1.w0``."""
     struck = Struck(
         worker="node1.w0",
         rank=1,
@@ -679,7 +706,7 @@ def lost(worker: str, cause: str, t_ns: int = LOST_NS) -> Record:
 
 
 def committed(steps: int, until_ns: int) -> list[Record]:
-    """The commits of rank 0, 10 ms apart."""
+    """Return the commits of rank 0, 10 ms apart."""
     fields = {"generation": 1, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 0}
     began_ns = until_ns - steps * 10**7
     return [
@@ -690,7 +717,7 @@ def committed(steps: int, until_ns: int) -> list[Record]:
 
 @pytest.mark.parametrize(("steps", "late"), [(2, False), (20, True)])
 def test_a_hang_before_the_phases_are_known_may_be_found_later(steps: int, late: bool) -> None:
-    """The coordinator learns from steps how long phases take, and allows for a start until then."""
+    """The coordinator learns the length of phases from steps, and allows for a start until then."""
     struck_ns, hang = 100 * 10**9, Hang(rank=1, at_step=steps, how="spin")
     records = [*committed(steps, struck_ns), lost("node1.w0", "hung", struck_ns + 20 * 10**9)]
     strikes = [strike(hang, at_ns=struck_ns)]
@@ -700,7 +727,7 @@ def test_a_hang_before_the_phases_are_known_may_be_found_later(steps: int, late:
 def test_each_suspect_before_it_doubles_the_time_in_which_a_hang_must_be_found() -> None:
     struck_ns, hang = 100 * 10**9, Hang(rank=1, at_step=20, how="spin")
     strikes = [strike(hang, at_ns=struck_ns)]
-    found = []
+    in_time = []
     for suspects in range(4):
         before = [lost(f"node2.w{number}", "hung", struck_ns - 10**9) for number in range(suspects)]
         records = [
@@ -708,13 +735,15 @@ def test_each_suspect_before_it_doubles_the_time_in_which_a_hang_must_be_found()
             *before,
             lost("node1.w0", "hung", struck_ns + 18 * 10**9),
         ]
-        found.append(bool(lease(trace_of(run_of(strikes, records)))))
-    assert found == [True, True, False, False], "2, 4, 8 and 16 s, beside 12 s of slack"
+        in_time.append(bool(lease(trace_of(run_of(strikes, records)))))
+    assert in_time == [True, True, False, False], "2, 4, 8 and 16 s, beside 12 s of slack"
 
 
 @pytest.mark.parametrize(("starved_ms", "late"), [(0.0, True), (4_000.0, True), (9_000.0, False)])
 def test_time_without_a_cpu_is_no_time_of_a_hang(starved_ms: float, late: bool) -> None:
-    """A rank of a crowded machine is given up later by as much as it waited for a CPU in its phase."""
+    """A rank of a crowded machine is given up later by the time that it waited for a CPU in its
+    phase.
+    """
     struck_ns, hang = 100 * 10**9, Hang(rank=1, at_step=8, how="spin")
     records = [*committed(8, struck_ns), lost("node1.w0", "hung", struck_ns + 20 * 10**9)]
     strikes = [strike(hang, at_ns=struck_ns, starved_s=starved_ms / 1000)]
@@ -722,19 +751,19 @@ def test_time_without_a_cpu_is_no_time_of_a_hang(starved_ms: float, late: bool) 
 
 
 def test_a_fault_that_came_too_late_excuses_no_loss() -> None:
-    """A slow rank was called hung and ended; the kill that was due later found nobody."""
+    """A slow rank was called hung and ended; the kill that was due later had no target."""
     slow, late = Straggle(rank=1, at_step=8, delay_ms=10), Kill(rank=1, at_step=9)
     alarm = [lost("node1.w0", "hung")]
     assert slow_ranks(trace_of(run_of([strike(slow), strike(late)], alarm))) == []
     for missed in (late, KillNode(rank=1, at_step=9)):
         run = run_of([strike(slow), strike(missed, missed="the target was gone already")], alarm)
         assert slow_ranks(trace_of(run)) == [
-            f"node1.w0 was only struck by {slow}, and given up: hung"
+            f"node1.w0 was struck by {slow} only, but given up: hung"
         ]
 
 
 def test_a_later_loss_is_no_detection_of_corrupt_memory() -> None:
-    """A flipped bit that nobody found within the promised steps, on a rank that was lost much later."""
+    """A flipped bit was not found within the promised steps, and its rank was lost much later."""
     flip = BitFlip(rank=1, at_step=8, parameter="w", bit=3)
     fields = {"generation": 1, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 1}
     commits = [
@@ -742,15 +771,15 @@ def test_a_later_loss_is_no_detection_of_corrupt_memory() -> None:
         for step in range(20)
     ]
 
-    def found(*more: Record) -> object:
+    def detect(*more: Record) -> object:
         return corruption(trace_of(run_of([strike(flip)], [*commits, *more], state_hash_steps=4)))
 
     missed = [f"{flip} was not found by step 12"]
-    assert found() == missed
-    assert found(lost("node1.w0", "exited", STRUCK_NS + 15)) == missed
-    assert found(lost("node1.w0", "exited", STRUCK_NS + 11)) == []
+    assert detect() == missed
+    assert detect(lost("node1.w0", "exited", STRUCK_NS + 15)) == missed
+    assert detect(lost("node1.w0", "exited", STRUCK_NS + 11)) == []
     named = {"worker": "node1.w0", "sources": [], "step": 10, "verdict": "rank", "generation": 1}
-    assert found(Record(STRUCK_NS + 10, "node0.w0", Event.CORRUPT, named)) == []
+    assert detect(Record(STRUCK_NS + 10, "node0.w0", Event.CORRUPT, named)) == []
 
 
 @pytest.mark.parametrize(
@@ -759,7 +788,9 @@ def test_a_later_loss_is_no_detection_of_corrupt_memory() -> None:
 def test_of_a_sharded_job_only_what_two_ranks_hold_must_be_found(
     pieces: tuple[int, ...], replicas: bool
 ) -> None:
-    """The rank that takes its piece from a copy before it was found may have lost the flip with that."""
+    """The rank that takes its piece from a copy before the flip was found may have lost the flip
+    with it.
+    """
     flip = BitFlip(rank=1, at_step=8, parameter="w", bit=3)
     fields = {"generation": 1, "world": 3, "loss": 1.0, "grad_sum": 1}
     commits = [
@@ -773,21 +804,23 @@ def test_of_a_sharded_job_only_what_two_ranks_hold_must_be_found(
         for rank, piece in enumerate(pieces)
     ]
 
-    def found(*more: Record) -> object:
+    def detect(*more: Record) -> object:
         return corruption(
             trace_of(run_of([strike(flip)], [*commits, *more], "fsdp", state_hash_steps=4))
         )
 
-    assert found() == ([f"{flip} was not found by step 12"] if replicas else None)
+    assert detect() == ([f"{flip} was not found by step 12"] if replicas else None)
     entered = {"generation": 2, "rank": 1, "cause": ""}
-    assert found(Record(STRUCK_NS + 3, "node1.w0", Event.ENTERED, entered)) == (
+    assert detect(Record(STRUCK_NS + 3, "node1.w0", Event.ENTERED, entered)) == (
         [] if replicas else None
     )
 
 
 @pytest.mark.parametrize("fault", [BadBatch(at_step=8), ClockJump(rank=1, at_step=8, seconds=60.0)])
 def test_a_rank_that_reads_a_bad_batch_or_a_wrong_clock_is_not_to_blame(fault: Fault) -> None:
-    """The rank that stood at the fault's hook, though struck, is given up: that is a false alarm."""
+    """The rank that stood at the fault's hook, though struck, is given up: that is a false
+    alarm.
+    """
     run = run_of([strike(fault)], [lost("node1.w0", "nonfinite")])
     incidents, alarms = Timeline(run, History(run.records)).incidents()
     assert (incidents, [alarm["worker"] for alarm in alarms]) == ([], ["node1.w0"])
@@ -799,13 +832,17 @@ def test_a_rank_that_reads_a_bad_batch_or_a_wrong_clock_is_not_to_blame(fault: F
 def test_a_loss_without_a_new_membership_is_borne_in_the_last_step_only(
     last: int, verdict: Verdict
 ) -> None:
-    """The job ended well all the same: steps to which the lost rank gave nothing were committed."""
+    """The job ended well nevertheless: steps without a contribution of the lost rank were
+    committed.
+    """
     fields = {"generation": 1, "rank": 1, "shards": [1], "samples": []}
-    given = Record(STRUCK_NS - 1, "node1.w0", Event.REDUCE, {"step": 8, **fields})
+    contribution = Record(STRUCK_NS - 1, "node1.w0", Event.REDUCE, {"step": 8, **fields})
     commits = committed(last + 1, LOST_NS + 1 + 10**7)
     strikes = [strike(Kill(rank=1, at_step=8))]
     run = run_of(
-        strikes, [given, lost("node1.w0", "exited"), *commits], ended=EndJob(ok=True, reason="")
+        strikes,
+        [contribution, lost("node1.w0", "exited"), *commits],
+        ended=EndJob(ok=True, reason=""),
     )
     checks = {check.name: check.verdict for check in judge(run, None, "local").checks}
     assert checks["recovered from every incident"] == verdict
@@ -817,18 +854,18 @@ RECORD_GONE = Record(
 
 
 def test_a_lost_record_is_a_false_alarm_and_no_twin_has_one() -> None:
-    """No fault takes it away, not even the end of a coordinator."""
+    """A lost record is no consequence of any fault, not even of the end of a coordinator."""
     run = run_of([strike(KillCoordinator(rank=1, at_step=8))], [RECORD_GONE])
     incidents, alarms = Timeline(run, History(run.records)).incidents()
     assert (incidents, alarms) == ([], [RECORD_GONE])
-    told = "node1: the coordinator's record was lost (it has seen more)"
+    detail = "node1: the coordinator's log was lost (it has seen more)"
     assert (
         next(
             check for check in judge(run, None, "local").checks if check.name == "no false alarm"
         ).detail
-        == told
+        == detail
     )
-    assert terms(trace_of(run)) == ["the record was lost: it has seen more"]
+    assert terms(trace_of(run)) == ["the coordinator's log was lost: it has seen more"]
     assert interruptions(run, History(run.records))[0].startswith("record_lost coordinator:")
 
 
@@ -839,7 +876,9 @@ def test_a_loss_of_which_two_coordinators_tell_is_one(tmp_path: Path) -> None:
             Event.DETECTED, t_ns=LOST_NS, worker="node1.w0", rank=1, cause=cause, detail=""
         )
         journal.write(Event.NODE_LOST, t_ns=LOST_NS, node="node1", detail="")
-    journal.write(Event.NODE_LOST, t_ns=LOST_NS + 1, node="node1", detail="")  # it had come back
+    journal.write(
+        Event.NODE_LOST, t_ns=LOST_NS + 1, node="node1", detail=""
+    )  # the node had come back
     run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, ENDED_NS, None, False)
     incidents, alarms = Timeline(run, History(run.records)).incidents()
     assert (incidents, len(alarms)) == ([], 1)
@@ -853,7 +892,10 @@ def test_a_loss_of_which_two_coordinators_tell_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_machine_that_replaces_a_bad_one_may_have_workers(tmp_path: Path, replaced: bool) -> None:
-    """A node that is set aside is started no worker on, until it is lost: what bears its name then may be another."""
+    """A node that is set aside starts no worker until it is lost.
+
+    A node of the same name may be another machine.
+    """
     coordinator, agent, other = (
         Journal(tmp_path / "journal", name) for name in ("coordinator", "node1", "node2")
     )
@@ -873,8 +915,8 @@ def test_a_machine_that_replaces_a_bad_one_may_have_workers(tmp_path: Path, repl
         None,
         False,
     )
-    found = strikes(trace_of(run))
-    assert found == ([] if replaced else ["node1.2 was started on node1, which is set aside"])
+    violations = strikes(trace_of(run))
+    assert violations == ([] if replaced else ["node1.2 was started on node1, which is set aside"])
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -892,11 +934,11 @@ def test_strikes_of_two_machines_are_not_added(tmp_path: Path, replaced: bool) -
 
 
 def test_strikes_within_any_minute_set_a_node_aside(tmp_path: Path) -> None:
-    """Not only those of the first one."""
+    """Strikes count within any minute, not only those of the first one."""
     journal = Journal(tmp_path / "journal", "coordinator")
     for number, after_s in enumerate((0, 100, 110, 120)):
-        told = {"worker": f"node1.{number}", "rank": 1, "cause": "exited", "detail": ""}
-        journal.write(Event.DETECTED, t_ns=LOST_NS + after_s * 10**9, **told)
+        fields = {"worker": f"node1.{number}", "rank": 1, "cause": "exited", "detail": ""}
+        journal.write(Event.DETECTED, t_ns=LOST_NS + after_s * 10**9, **fields)
     plan = plan_experiment("gpt", nodes=3, strikes_max=3)
     run = RawRun(plan, tmp_path, 0, LOST_NS + 200 * 10**9, None, False)
     assert strikes(trace_of(run)) == ["node1 has 3 strikes, and is not set aside"]
@@ -906,7 +948,9 @@ def test_strikes_within_any_minute_set_a_node_aside(tmp_path: Path) -> None:
 def test_failures_of_replacements_in_a_row_are_counted_anew_after_one_that_was_ready(
     between: bool,
 ) -> None:
-    """Eight of them allow a pause of half a minute; the first one after a worker that was ready a quarter second."""
+    """Eight failures allow a pause of half a minute; the first failure after a ready worker allows
+    a quarter of a second.
+    """
     second_ns, records = 10**9, [world_of(1, 3, abort=True, t_ns=0)]
     for number in range(8):
         at_ns = (number + 1) * 100 * second_ns
@@ -930,8 +974,8 @@ def test_failures_of_replacements_in_a_row_are_counted_anew_after_one_that_was_r
 
 def test_what_is_no_member_of_the_only_membership_may_not_contribute() -> None:
     fields = {"generation": 1, "step": 0, "rank": 1, "shards": [1], "samples": []}
-    given = Record(STRUCK_NS, "node9.w0", Event.REDUCE, fields)
-    run = run_of([], [world_of(1, 3, abort=True, t_ns=0), given])
+    contribution = Record(STRUCK_NS, "node9.w0", Event.REDUCE, fields)
+    run = run_of([], [world_of(1, 3, abort=True, t_ns=0), contribution])
     assert fencing(trace_of(run)) == [
         "node9.w0 contributed to generation 1, and is no member of it"
     ]
@@ -939,7 +983,9 @@ def test_what_is_no_member_of_the_only_membership_may_not_contribute() -> None:
 
 @pytest.mark.parametrize("skipped", [True, False])
 def test_a_loss_after_a_skipped_batch_is_not_the_way_back_from_the_batch(skipped: bool) -> None:
-    """A batch that is skipped needs no new membership: the one that a later kill needs is not its own."""
+    """A skipped batch needs no new membership: the membership that a later kill needs is not its
+    own.
+    """
     bad = {"step": 8, "generation": 1, "owner": 1, "worker": "node1.w0", "shards": [1]}
     over = {"step": 8, "generation": 1, "rank": 0, "world": 3, "shards": [1], "samples": []}
     fields = {"generation": 2, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 0, "step": 9}
@@ -1008,8 +1054,8 @@ def test_a_fault_explains_only_what_it_leads_to(
         ]
         run = run_of([strike(fault)], records if cause else [])
         assert len(Timeline(run, History(run.records)).incidents()[1]) == expected, cause
-        said = WorkerLost("node1.w0", "node1", str(cause), "", LOST_NS)
-        assert explains(in_force, said) == (cause == explained is not None)
+        message = WorkerLost("node1.w0", "node1", str(cause), "", LOST_NS)
+        assert explains(in_force, message) == (cause == explained is not None)
 
 
 EXITED = {"exited"}
@@ -1033,12 +1079,16 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     (Straggle, {}, HUNG | {"slow"}),
     (DataStall, {}, HUNG),
     (ClockJump, {}, set()),
-    (NaN, {}, FAILED | {"nonfinite", "corrupt"}),  # the job may not bear it
+    (NaN, {}, FAILED | {"nonfinite", "corrupt"}),  # the job may not tolerate it
     (BitFlip, {}, FAILED | {"nonfinite", "corrupt"}),
     (BadBatch, {}, {"nonfinite", "log rule"}),
     (KillAgent, {}, EXITED | {"node lost"}),
     (KillNode, {}, EXITED | {"node lost"}),
-    (Preempt, {}, EXITED | {"node lost"}),  # its agent ends first: nobody is left to tell more
+    (
+        Preempt,
+        {},
+        EXITED | {"node lost"},
+    ),  # its agent ends first: no process is left to report more
     (FreezeNode, {}, EXITED | HUNG | {"node lost", "stopped"}),
     *(
         (kind, {}, set())
@@ -1075,7 +1125,7 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     *((kind, {}, set()) for kind in (CorruptFile, RemoteOutage)),
     (CorruptReplica, {}, set()),
     (LosePeerCopy, {}, set()),
-    (PoisonSnapshot, {}, FAILED | {"nonfinite", "corrupt"}),  # the job may not bear it
+    (PoisonSnapshot, {}, FAILED | {"nonfinite", "corrupt"}),  # the job may not tolerate it
     *((kind, {}, set()) for kind in (Scale, AddNode, Demand)),
     (TakeSpot, {}, EXITED | {"node lost", "evicted"}),
 ]
@@ -1085,7 +1135,7 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
 def test_what_each_fault_leads_to(
     kind: type[Fault], form: dict[str, Any], causes: set[str]
 ) -> None:
-    """All that can come of it, and nothing else: none explains everything."""
+    """The set holds all possible consequences, and no others: no fault explains everything."""
     assert kind(**{"rank": 1, **kind.sample, **form}).leads_to == causes < LOSS_CAUSES
 
 
@@ -1109,7 +1159,7 @@ def world_of(generation: int, size: int, *, abort: bool, t_ns: int) -> Record:
 def test_a_world_that_was_resized_is_whole_at_its_new_size(
     resized: bool, seconds: float | None
 ) -> None:
-    """Three ranks, of which one leaves as planned; then one of the others is killed, and replaced at once."""
+    """Three ranks lose one as planned; then another is killed, and replaced at once."""
 
     def commit(step: int, generation: int, world: int, t_ns: int) -> list[Record]:
         fields = {
@@ -1189,5 +1239,7 @@ def test_a_run_that_ends_before_the_evidence_of_a_fault_can_come_says_so(
 
 
 def test_evidence_that_came_is_evidence_however_soon_the_run_ended() -> None:
-    seen = dataclasses.replace(strike(StopApiServer(at_step=8)), observed="nothing was answered")
-    assert fault_check(seen, STRUCK_NS + 1).verdict == Verdict.PASSED
+    with_evidence = dataclasses.replace(
+        strike(StopApiServer(at_step=8)), observed="nothing was answered"
+    )
+    assert fault_check(with_evidence, STRUCK_NS + 1).verdict == Verdict.PASSED

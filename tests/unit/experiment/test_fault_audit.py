@@ -1,4 +1,6 @@
-"""A fault that struck something else than was planned, seen by the records of others. Pure: written by hand."""
+"""A fault that struck something other than its planned target, found in the records of other
+processes.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ IN_RESTORE = Kill(rank=1, during="restore")
 NAN = NaN(rank=1, at_step=2, parameter="head.weight")
 
 
-def found(lines: Lines, fault: Fault = FAULT) -> list[tuple[Verdict, str]]:
+def audited(lines: Lines, fault: Fault = FAULT) -> list[tuple[Verdict, str]]:
     lines = by_time(lines)
     return [(check.verdict, check.detail) for check in audit(injections([fault], lines), lines)]
 
@@ -55,7 +57,7 @@ def shown(observed: str, lines: Lines = WHOLE) -> Lines:
 
 
 UNSHOWN = without(WHOLE, Event.EVIDENCE)
-#: The same, of a fault that needs no hook.
+#: The records of a fault that needs no hook.
 UNHOOKED = without(struck(waiting=""), Event.HOOK_STOPPED)
 
 
@@ -96,7 +98,7 @@ NOT_ABOUT = (
     "its evidence is not about what it struck: RankProcess(worker='node1.0', rank=1, pid=101)"
 )
 
-#: Case -> (the records, the fault, what is wrong).
+#: Case -> (the records, the fault, the expected problem).
 WRONG: dict[str, tuple[Lines, Fault, str]] = {
     "another rank in the membership": (
         members(1, "node1.0", "node0.0"),
@@ -153,11 +155,11 @@ WRONG: dict[str, tuple[Lines, Fault, str]] = {
         FAULT,
         "node1.0 was lost before it acted",
     ),
-    "it came to the end": ([*WHOLE, ENDED], FAULT, "node1.0 came to the end of the job"),
+    "it came to the end": ([*WHOLE, ENDED], FAULT, "node1.0 reached the end of the job"),
     "it came to the end, of no step": (
         [*UNHOOKED, ENDED],
         LATER,
-        "node1.0 came to the end of the job",
+        "node1.0 reached the end of the job",
     ),
     "it went on": (contributed(33, 3), FAULT, "node1.0 went on to step 3"),
     "it contributed": (contributed(33, 2), FAULT, "node1.0 went on, and contributed to step 2"),
@@ -190,37 +192,37 @@ WRONG: dict[str, tuple[Lines, Fault, str]] = {
     "a hook in another phase": (
         stood(phase="reduce"),
         FAULT,
-        "node1.0 stood in reduce of step 2, not in forward of step 2",
+        "node1.0 waited in reduce of step 2, not in forward of step 2",
     ),
     "a hook in another step": (
         struck(stood(step=3), step=3),
         FAULT,
-        "node1.0 stood in forward of step 3, not in forward of step 2",
+        "node1.0 waited in forward of step 3, not in forward of step 2",
     ),
     "a hook in another step than the harness tells": (
         stood(step=3),
         LATER,
-        "node1.0 stood in step 3, and the harness says 2",
+        "node1.0 waited in step 3, but the harness recorded 2",
     ),
     "a hook in another phase than was planned after seconds": (
         stood(phase="reduce"),
         LATER,
-        "node1.0 stood in reduce, not 0.019 s after the first committed step",
+        "node1.0 waited in reduce, not 0.019 s after the first committed step",
     ),
     "a hook in another phase of a recovery": (
         stood(phase="recommit", generation=2),
         IN_RESTORE,
-        "node1.0 stood in recommit, not in restore of recovery 1",
+        "node1.0 waited in recommit, not in restore of recovery 1",
     ),
     "a hook in the first membership": (
         stood(phase="restore"),
         IN_RESTORE,
-        "node1.0 stood in generation 1, not in restore of recovery 1",
+        "node1.0 waited in generation 1, not in restore of recovery 1",
     ),
     "a hook after the act": (
         changed(WHOLE, Event.HOOK_STOPPED, "node1.0", moved(1.5)),
         FAULT,
-        "it struck before its rank stood where it was due",
+        "it struck before its rank had reached the planned hook",
     ),
     "another rank than that of the most shards": (
         UNHOOKED,
@@ -238,23 +240,23 @@ WRONG: dict[str, tuple[Lines, Fault, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_another_target_is_an_error(name: str) -> None:
     lines, fault, detail = WRONG[name]
-    assert found(lines, fault) == [(Verdict.ERROR, detail)]
+    assert audited(lines, fault) == [(Verdict.ERROR, detail)]
 
 
 def heaviest(*counts: int, at_ms: float, generation: int) -> Record:
-    """Return a membership in which ranks have so many shards."""
+    """Return a membership in which each rank has the given number of shards."""
     workers = ("node0.0", "node1.0")[: len(counts)]
     shares = plan(at_ms, generation, *workers)
-    own = [
+    members_with_shares = [
         member | {"shards": [*range(count)]}
         for member, count in zip(shares["members"], counts, strict=True)
     ]
-    return fields(members=own)(shares)
+    return fields(members=members_with_shares)(shares)
 
 
 HEAVY = without(UNHOOKED, Event.PLAN)
 
-#: Case -> (the records, the fault): nothing is wrong.
+#: Case -> (the records, the fault); all are correct.
 RIGHT: dict[str, tuple[Lines, Fault]] = {
     "as planned": (WHOLE, FAULT),
     "the newest membership is younger than the hook": ([*WHOLE, SECOND_PLAN], FAULT),
@@ -332,25 +334,25 @@ RIGHT: dict[str, tuple[Lines, Fault]] = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_was_planned_is_no_error(name: str) -> None:
     lines, fault = RIGHT[name]
-    assert not [detail for verdict, detail in found(lines, fault) if verdict == Verdict.ERROR]
+    assert not [detail for verdict, detail in audited(lines, fault) if verdict == Verdict.ERROR]
 
 
 def test_most_shards_of_an_old_membership_are_no_excuse() -> None:
-    """Only the two newest memberships may have been known."""
+    """Ranks may have known the two newest memberships only."""
     shares = [(1, 2), (2, 1), (2, 1)]
     plans = [
         heaviest(*counts, at_ms=4 + number, generation=number + 1)
         for number, counts in enumerate(shares)
     ]
     detail = "it struck rank 1, and rank 0 had most shards"
-    assert found([*HEAVY, *plans], Kill(rank="most_shards", after_s=0.019)) == [
+    assert audited([*HEAVY, *plans], Kill(rank="most_shards", after_s=0.019)) == [
         (Verdict.ERROR, detail)
     ]
 
 
-NO_HOOK = "node1.0 does not tell that it stood in forward of step 2"
-NO_START = "no node tells that it started node1.0"
-NO_PLAN = "no membership tells which rank node1.0 had"
+NO_HOOK = "node1.0 did not record that it waited in forward of step 2"
+NO_START = "no node recorded the start of node1.0"
+NO_PLAN = "no plan shows the rank of node1.0"
 
 
 @pytest.mark.parametrize(
@@ -368,16 +370,16 @@ NO_PLAN = "no membership tells which rank node1.0 had"
     ],
 )
 def test_what_no_record_tells_is_unknown(lines: Lines, detail: str) -> None:
-    assert found(lines) == [(Verdict.UNKNOWN, detail)]
+    assert audited(lines) == [(Verdict.UNKNOWN, detail)]
 
 
 def test_without_a_membership_no_rank_has_most_shards() -> None:
     fault = Kill(rank="most_shards", after_s=0.019)
-    assert found(without(UNHOOKED, Event.PLAN), fault) == [(Verdict.UNKNOWN, NO_PLAN)]
+    assert audited(without(UNHOOKED, Event.PLAN), fault) == [(Verdict.UNKNOWN, NO_PLAN)]
 
 
 def test_a_fault_after_seconds_needs_no_hook() -> None:
-    assert found(UNHOOKED, LATER) == []
+    assert audited(UNHOOKED, LATER) == []
 
 
 def test_the_check_is_named_after_the_fault() -> None:
@@ -388,13 +390,13 @@ def test_the_check_is_named_after_the_fault() -> None:
 
 
 def test_faults_that_did_not_act_are_not_audited() -> None:
-    assert found(without(without(WHOLE, Event.INJECTED), Event.PLAN)) == []
+    assert audited(without(without(WHOLE, Event.INJECTED), Event.PLAN)) == []
     missed = record(32, "harness", Event.FAULT_MISSED, fault="fault0", reason="late")
-    assert found([*without(WHOLE, Event.PLAN), missed]) == []
+    assert audited([*without(WHOLE, Event.PLAN), missed]) == []
 
 
 def test_every_fault_is_audited() -> None:
-    """A fault of which nothing is known keeps no other one from its audit."""
+    """A fault without any record must not prevent the audit of other faults."""
     faults = [Kill(rank=0, at_step=9), FAULT]
     lines = [
         fields(fault="fault1")(line) if line.get("fault") == "fault0" else line

@@ -1,4 +1,7 @@
-"""Which processes the harness strikes, and which not: its messages are written by hand, its targets are real."""
+"""Selection of the processes that the harness strikes.
+
+Its messages are written by hand, its targets are real.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ import pytest
 from support.waiting import LIMIT_S
 
 from chaoskit.errors import HarnessError
-from chaoskit.experiment.injection.follow import JobFollower
+from chaoskit.experiment.injection.job_follower import JobFollower
 from chaoskit.experiment.judge.judge import judge
 from chaoskit.experiment.plan.plan import plan_experiment
 from chaoskit.experiment.properties import RunTrace
@@ -52,19 +55,22 @@ from faults.target import Target
 END = EndJob(ok=True, reason="")
 
 
-class Killing(HostKernel):
-    """The kernel, and whatever gets a signal has ended when that was sent."""
+class KillingKernel(HostKernel):
+    """The kernel, except that a process has ended once a signal was sent to it."""
 
     def signal(self, process: Process, signum: int) -> None:
         super().signal(process, signum)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
-KILLING = Killing()
+KILLING = KillingKernel()
 
 
 class Script:
-    """A cluster, and the lines to its workers, with a given list of messages; after the last one nothing is there."""
+    """A cluster and its workers' connections, with a given list of messages.
+
+    They close after the last message.
+    """
 
     nodes = ("node0", "node1", "node2")
 
@@ -77,7 +83,9 @@ class Script:
         self._hear: Callable[[AtHook], None] = lambda hook: None
 
     def fileno(self) -> int:
-        """Readable until the end: messages, and then the news that the coordinator is gone."""
+        """Return a descriptor that stays readable: first messages, and then the end of the
+        coordinator.
+        """
         return self._readable
 
     def receive(self, timeout_s: float) -> Message | None:
@@ -112,8 +120,11 @@ class Script:
         os.close(self._readable)
 
 
-class Quiet(Script):
-    """Before its last message nothing is heard for a while; when the harness asks for one meanwhile is written down."""
+class QuietScript(Script):
+    """A cluster that is silent for a while before its last message.
+
+    It records the times of polls meanwhile.
+    """
 
     quiet_s = 1.5
 
@@ -142,22 +153,22 @@ class Quiet(Script):
 
 @pytest.fixture
 def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One a rank; they live until a test ends them."""
-    found = [subprocess.Popen(["sleep", "infinity"]) for _ in range(3)]
-    yield found
-    for process in found:
+    """Yield one process a rank; they live until a test ends them."""
+    children = [subprocess.Popen(["sleep", "infinity"]) for _ in range(3)]
+    yield children
+    for process in children:
         process.kill()
         process.wait()
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill it, and leave it a zombie."""
+    """Kill the process, and leave it a zombie."""
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 def plan(generation: int, *pids: int) -> Plan:
-    """Worker ``node1.2`` has rank 1 in generation 2."""
+    """Return a plan in which worker ``node1.2`` has rank 1 in generation 2."""
     names = [f"node{rank}.{generation}" for rank in range(len(pids))]
     endpoints = [Endpoint("", "", 0, pid, -1) for pid in pids]
     members = [
@@ -196,7 +207,7 @@ def followed(
             assert runner.run(follower.follow(time.monotonic() + LIMIT_S)) == END
         finally:
             runner.run(follower.close(records(follower)))
-            follower.tell_missed()
+            follower.record_missed()
     return follower, cluster
 
 
@@ -204,7 +215,10 @@ def followed(
 def test_a_worker_that_is_lost_already_is_not_struck_at_its_hook(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]], heard: bool
 ) -> None:
-    """Its death would be taken for the fault's doing. The next worker with that rank is struck."""
+    """The harness skips a lost worker, as its death would be attributed to the fault.
+
+    It strikes the rank's next worker.
+    """
     _, old, new = processes
     pids = [process.pid for process in processes]
     lost = WorkerLost("node1.1", "node1", "hung", "", 1)
@@ -228,10 +242,12 @@ def test_a_worker_that_is_lost_already_is_not_struck_at_its_hook(
 def test_what_is_known_after_the_run_only_wakes_nothing_before(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    """How a rank ended is: until then the harness must not wake beside what it measures."""
+    """The kind of a rank's end is known afterwards: until then the harness must not wake up beside
+    the measured job.
+    """
     pids = [process.pid for process in processes[:2]]
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
-    _, cluster = followed(tmp_path, [Kill(rank=1, at_step=3)], messages, Quiet)
+    _, cluster = followed(tmp_path, [Kill(rank=1, at_step=3)], messages, QuietScript)
     assert 1 <= len(cluster.asked_s) <= 5, "every 4 ms it would be 375 times"
 
 
@@ -251,16 +267,18 @@ def test_few_heartbeats_are_asked_for_once_no_fault_needs_them(
     tmp_path: Path,
     processes: list[subprocess.Popen[bytes]],
 ) -> None:
-    """Eight a second of all nodes together: each wakes the harness beside what it measures."""
+    """Heartbeats of all nodes together come eight times a second, and each wakes the harness beside
+    the measured job.
+    """
     pids = [process.pid for process in processes[:2]]
     messages = [plan(1, *pids), *([hook("node1.1", "fault0", pids[1])] if faults else [])]
-    _, cluster = followed(tmp_path, faults, messages, Quiet)
+    _, cluster = followed(tmp_path, faults, messages, QuietScript)
     assert cluster.paces_s == paces_s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looking(Kill):
-    """A fault that does nothing, and writes down when it looks for evidence."""
+class PollingKill(Kill):
+    """A fault that does nothing, and records when it looks for evidence."""
 
     looks_s: list[float]
 
@@ -273,10 +291,14 @@ class Looking(Kill):
 def test_the_longer_evidence_takes_the_less_often_it_is_looked_for(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    """It may take until the end of the run, and the harness must not disturb what it measures."""
+    """Evidence may take until the end of the run, and the harness must not disturb the measured
+    job.
+    """
     pids, looks_s = [process.pid for process in processes[:2]], list[float]()
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
-    _, cluster = followed(tmp_path, [Looking(rank=1, at_step=3, looks_s=looks_s)], messages, Quiet)
+    _, cluster = followed(
+        tmp_path, [PollingKill(rank=1, at_step=3, looks_s=looks_s)], messages, QuietScript
+    )
     assert not cluster.paces_s
     waits_s = [after_s - before_s for before_s, after_s in pairwise(looks_s)]
     assert min(waits_s[:10]) < 0.02
@@ -289,13 +311,13 @@ def test_a_fault_that_was_missed_keeps_the_harness_awake_no_longer(
 ) -> None:
     pids = [process.pid for process in processes[:2]]
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
-    follower, cluster = followed(tmp_path, [Late(rank=1, at_step=3)], messages, Quiet)
+    follower, cluster = followed(tmp_path, [LateKill(rank=1, at_step=3)], messages, QuietScript)
     assert follower.injections[0].missed
     assert 1 <= len(cluster.asked_s) <= 5
 
 
-class Noted(Script):
-    """A cluster that writes down what was heard of it so far."""
+class RecordingScript(Script):
+    """A cluster that records the messages received so far."""
 
     def __init__(self, messages: list[Message | AtHook]) -> None:
         super().__init__(messages)
@@ -307,14 +329,14 @@ class Noted(Script):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noting(Kill):
-    """A fault that writes down what was heard of the run before it acts."""
+class RecordingKill(Kill):
+    """A fault that records the messages received before it acts."""
 
-    heard: list[type]
+    received: list[type]
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         cluster: Any = target.cluster
-        self.heard.extend(cluster.known)
+        self.received.extend(cluster.known)
         target.release()
         yield ReadBack(subject=target.rank_process, source="nothing", value="nothing")
 
@@ -322,15 +344,20 @@ class Noting(Kill):
 def test_what_is_due_acts_before_anything_more_is_heard(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    """The rank waits for it; and what is heard later, as the end of the job, is later than the act."""
-    pids, heard = [process.pid for process in processes[:2]], list[type]()
+    """The rank waits for the act.
+
+    Messages received later, such as the end of the job, are later than the act.
+    """
+    pids, received = [process.pid for process in processes[:2]], list[type]()
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
-    followed(tmp_path, [Noting(rank=1, at_step=3, heard=heard)], messages, Noted)
-    assert heard == [Plan, AtHook]
+    followed(
+        tmp_path, [RecordingKill(rank=1, at_step=3, received=received)], messages, RecordingScript
+    )
+    assert received == [Plan, AtHook]
 
 
-class Links(Quiet):
-    """A cluster that writes down when a link is taken down, and when it is up again."""
+class LinkScript(QuietScript):
+    """A cluster that records when a link is taken down, and when it is up again."""
 
     store_port = 0
 
@@ -349,7 +376,7 @@ class Links(Quiet):
     ) -> tuple[float, ...]:
         return (0.1,) * count
 
-    def apply(self, node: str, action: object) -> Links:
+    def apply(self, node: str, action: object) -> LinkScript:
         self.changes_s.append(time.monotonic())
         return self
 
@@ -362,9 +389,9 @@ class Links(Quiet):
 
 
 class Echoes:
-    """One echo is lost, right after the first change of a link."""
+    """Echoes of which one is lost, right after the first change of a link."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: LinkScript) -> None:
         self._links = links
 
     def results_ms(self) -> list[float | None]:
@@ -372,17 +399,17 @@ class Echoes:
         return [None] if changes_s and time.monotonic() > changes_s[0] + 0.01 else []
 
     def close(self) -> None:
-        """No thread sends echoes."""
+        """Do nothing: no thread sends echoes."""
 
 
 def test_a_link_that_comes_and_goes_does_so_when_it_should(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    """No message of the run is needed for it, and none comes; its evidence is there already."""
+    """The link needs no message of the run, and none comes. Its evidence is there already."""
     pids = [process.pid for process in processes[:2]]
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
     fault = Flap(rank=1, at_step=3, down_s=0.1, up_s=0.2, times=3)
-    _, cluster = followed(tmp_path, [fault], messages, Links)
+    _, cluster = followed(tmp_path, [fault], messages, LinkScript)
     begun_s = cluster.changes_s[0]
     assert [at_s - begun_s for at_s in cluster.changes_s] == pytest.approx(
         [0, 0.1, 0.3, 0.4, 0.6, 0.7], abs=0.04
@@ -390,8 +417,8 @@ def test_a_link_that_comes_and_goes_does_so_when_it_should(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Late(Kill):
-    """A fault whose target is gone when it acts."""
+class LateKill(Kill):
+    """A fault with a target that is gone when it acts."""
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         raise ProcessLookupError(target.pid)
@@ -399,7 +426,7 @@ class Late(Kill):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forbidden(Kill):
+class ForbiddenKill(Kill):
     """A fault that the kernel does not allow."""
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
@@ -410,18 +437,20 @@ class Forbidden(Kill):
 def test_what_is_not_allowed_is_an_error_and_no_target_that_was_gone(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    """A kill of another user's process, or a control group that is refused, says nothing about the job."""
+    """A kill of another user's process, or a refused control group, says nothing about the job."""
     pids = [process.pid for process in processes[:2]]
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
-    with pytest.raises(HarnessError, match=r"Forbidden\(.*\) could not act: .*not permitted"):
-        followed(tmp_path, [Forbidden(rank=1, at_step=3)], messages)
+    with pytest.raises(HarnessError, match=r"ForbiddenKill\(.*\) could not act: .*not permitted"):
+        followed(tmp_path, [ForbiddenKill(rank=1, at_step=3)], messages)
     assert processes[1].poll() is None
 
 
 def test_a_rank_that_is_gone_before_another_fault_strikes_is_gone_by_the_first(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    """Even where the second fault ends every process that could tell how the first target ended."""
+    """The first target counts as gone even if the second fault ends every process that could report
+    its end.
+    """
     pids = [process.pid for process in processes[:2]]
     stands = [hook("node1.1", "fault0", pids[1]), hook("node0.1", "fault1", pids[0])]
     faults: list[Fault] = [Kill(rank=1, at_step=3), Kill(rank=0, at_step=4)]
@@ -431,8 +460,8 @@ def test_a_rank_that_is_gone_before_another_fault_strikes_is_gone_by_the_first(
     assert first.target is not None
     assert first.evidence[-1].observed_ns == first.target.gone_ns > 0
     assert second.evidence == [], "it was not looked at afterwards"
-    (told,) = read_events(tmp_path, Event.EVIDENCE)
-    assert (told.t_ns, told["fault"], told["observed"]) == (
+    (evidence,) = read_events(tmp_path, Event.EVIDENCE)
+    assert (evidence.t_ns, evidence["fault"], evidence["observed"]) == (
         first.target.gone_ns,
         "fault0",
         first.observed,
@@ -442,7 +471,7 @@ def test_a_rank_that_is_gone_before_another_fault_strikes_is_gone_by_the_first(
 def test_a_healer_that_ends_already_is_not_struck(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    """One death is no evidence of two faults."""
+    """A single death is no evidence of two faults."""
     healer, joiner, _ = processes
     end(healer)
     faults: list[Fault] = [Kill(rank=0, at_step=8), Kill(rank="healer", during="restore")]
@@ -453,7 +482,9 @@ def test_a_healer_that_ends_already_is_not_struck(
 
 
 def test_a_process_that_has_ended_takes_no_signal(processes: list[subprocess.Popen[bytes]]) -> None:
-    """The kernel accepts a signal for a zombie: a death without a cause would be taken for a fault's doing."""
+    """The kernel accepts a signal for a zombie: a death without a cause would be attributed to a
+    fault.
+    """
     pids = [process.pid for process in processes[:2]]
     workers = [HOST.find(pid) for pid in pids]
     end(processes[0])
@@ -471,23 +502,22 @@ def test_a_rank_that_is_struck_after_the_end_of_the_job_proves_nothing(
     pids = [process.pid for process in processes[:2]]
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
 
-    def told(follower: JobFollower) -> list[Record]:
+    def records_after(follower: JobFollower) -> list[Record]:
         (injection,) = follower.injections
         assert injection.target is not None
         over_ns = injection.target.injected_ns + (-1 if late else 1)
         died = {"worker": "node1.1", "pid": pids[1], "how": "killed", "status": "SIGKILL"}
         lost = {"worker": "node1.1", "rank": 1, "cause": "exited", "detail": ""}
         return [
-            *(
-                [] if late else [Record(over_ns, "coordinator", Event.DETECTED, lost)]
-            ),  # the job feels it, as it must
+            # the job feels it, as it must
+            *([] if late else [Record(over_ns, "coordinator", Event.DETECTED, lost)]),
             Record(over_ns, "coordinator", Event.JOB_ENDED, {"ok": True}),
             Record(over_ns + 2, "node1", Event.WORKER_EXITED, died),
         ]
 
     fault = Kill(rank=1, at_step=3)
-    follower, _ = followed(tmp_path, [fault], messages, records=told)
-    records = told(follower)
+    follower, _ = followed(tmp_path, [fault], messages, records=records_after)
+    records = records_after(follower)
     experiment = plan_experiment("gpt", nodes=2, steps=9, faults=[fault])
     run = RawRun(experiment, tmp_path, 0, records[-1].t_ns, END, deadline_passed=False)
     run.__dict__["records"] = [*read_journals(tmp_path), *records]
@@ -500,17 +530,19 @@ def test_a_rank_that_is_struck_after_the_end_of_the_job_proves_nothing(
     ]
     assert missed == ([("fault0", "the job had ended")] if late else [])
     confirmed = RunTrace(run, History(records), []).confirmed("Kill")
-    assert [one.fault_id for one in confirmed] == ([] if late else ["fault0"])
+    assert [injection.fault_id for injection, _ in confirmed] == ([] if late else ["fault0"])
 
 
 def test_a_worker_is_armed_for_its_rank(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    """In a smaller world it may have another one: then it must not stop for the fault of this one."""
+    """The worker may have another rank in a smaller world: then it must not stop for the fault of
+    this rank.
+    """
     pids = [process.pid for process in processes]
     first = Heartbeat("node0", (Beat("node0.1", 1, 0, 1, Phase.FORWARD, 0.0, 0.0, 1, 0.0),))
     fault = NaN(rank=2, after_s=0.0, parameter="w")
-    _, cluster = followed(tmp_path, [fault], [plan(1, *pids), first], Quiet)
+    _, cluster = followed(tmp_path, [fault], [plan(1, *pids), first], QuietScript)
     assert cluster.armed == [("node2.1", Trigger("fault0", 2, -1, "forward"))]
 
 

@@ -1,4 +1,4 @@
-"""One planned fault during a run: which states follow which, when it acts, and what is written down of it."""
+"""The states of a planned fault during a run: their order, the time of the act, and the records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from chaoskit.experiment.judge.fault_audit import audit
 from chaoskit.journal import Journal, Record
 from chaoskit.journal.lines import unseal
 from chaoskit.runlog.injected import injections
-from chaoskit.substrate.core.actions import Counted
+from chaoskit.substrate.core.actions import CountedAction
 from chaoskit.substrate.core.processes import HOST
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, Phase, Verdict
@@ -44,24 +44,24 @@ from faults.evidence import (
 )
 from faults.target import Target
 
-# -- states -------------------------------------------------------------------------------------------------------
+# -- states ----------------------------------------------------------------------------------------
 
 KILL = Kill(rank=1, at_step=8)
 HOOK = AtHook("node1.w0", "fault0", rank=1, step=8, phase="forward", pid=1, tid=1, generation=1)
 TARGET: Any = object()
 PROOF = ReadBack(subject=RankProcess("node1.w0", 1, 1), source="a test", value="seen")
 
-#: What may happen to an injection -> the states in which it may.
+#: The events of an injection -> the states in which they may happen.
 ALLOWED = {
-    "stand": {"planned"},
-    "step_back": {"waiting"},
+    "wait_at_hook": {"planned"},
+    "return_to_planned": {"waiting"},
     "strike": {"planned", "waiting"},
     "confirm": {"in force", "confirmed"},
     "miss": {"planned", "waiting", "in force", "confirmed"},
 }
 LEADS_TO = {
-    "stand": "waiting",
-    "step_back": "planned",
+    "wait_at_hook": "waiting",
+    "return_to_planned": "planned",
     "strike": "in force",
     "confirm": "confirmed",
     "miss": "missed",
@@ -70,10 +70,10 @@ LEADS_TO = {
 
 def happen(injection: Injection, event: str) -> None:
     match event:
-        case "stand":
-            injection.stand(HOOK, 1.0)
-        case "step_back":
-            injection.step_back()
+        case "wait_at_hook":
+            injection.wait_at_hook(HOOK, 1.0)
+        case "return_to_planned":
+            injection.return_to_planned()
         case "strike":
             injection.strike(TARGET)
         case "confirm":
@@ -82,23 +82,29 @@ def happen(injection: Injection, event: str) -> None:
             injection.miss("a test")
 
 
-def known_of(injection: Injection) -> dict[str, Any]:
-    """All that an injection knows, as it is now."""
-    known = {field.name: getattr(injection, field.name) for field in fields(injection)}
-    return known | {"evidence": [*injection.evidence], "acts": dict(injection.acts)}
+def state_of(injection: Injection) -> dict[str, Any]:
+    """Return the present value of each field of an injection."""
+    values = {field.name: getattr(injection, field.name) for field in fields(injection)}
+    return values | {
+        "evidence": [*injection.evidence],
+        "recorded_acts_ns": dict(injection.recorded_acts_ns),
+    }
 
 
 @given(st.lists(st.sampled_from([*ALLOWED]), max_size=12))
 @settings(max_examples=examples(1000), deadline=None, database=None)
 def test_an_injection_strikes_once_and_never_goes_back(events: list[str]) -> None:
-    """Whatever happens, in whatever order. What may not happen is an error of the harness, and changes nothing."""
+    """The order of events is arbitrary.
+
+    An event that may not happen is an error of the harness, and changes nothing.
+    """
     injection, strikes, shown = Injection("fault0", KILL), 0, 0
     for event in events:
-        before = known_of(injection)
+        before = state_of(injection)
         if before["state"] not in ALLOWED[event]:
             with pytest.raises(HarnessError, match=str(before["state"])):
                 happen(injection, event)
-            assert known_of(injection) == before
+            assert state_of(injection) == before
             continue
         happen(injection, event)
         assert injection.state == LEADS_TO[event]
@@ -113,28 +119,28 @@ def test_an_injection_strikes_once_and_never_goes_back(events: list[str]) -> Non
         assert injection.missed == ("a test" if injection.state == "missed" else "")
 
 
-# -- acts and evidence --------------------------------------------------------------------------------------------
+# -- acts and evidence -----------------------------------------------------------------------------
 
-#: What a fault does: the body of its ``inject``.
+#: The story of a fault: the body of its ``inject``.
 Story = Callable[[Target], AsyncIterator[Evidence]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told(Fault):
-    """A fault that does what a test says."""
+class Scripted(Fault):
+    """A fault that follows a script of the test."""
 
     rank: int | str = 1
     story: Story
 
     def __str__(self) -> str:
-        return "Told()"
+        return "Scripted()"
 
     def inject(self, target: Target) -> AsyncIterator[Evidence]:
         return self.story(target)
 
 
 class Lines:
-    """Lines to workers, through which nothing but releases goes."""
+    """Connections to workers that carry only releases."""
 
     def __init__(self) -> None:
         self.released: list[str] = []
@@ -149,7 +155,10 @@ class Lines:
 
 
 class Run:
-    """Faults that are due at the same moment, each on a rank of its own; ``log``: for what their stories tell."""
+    """Faults that are due at the same moment, each on its own rank.
+
+    ``log`` collects notes of their stories.
+    """
 
     def __init__(self, directory: Path, undo: UndoLog) -> None:
         self._undo, self._path = undo, directory / "harness.jsonl"
@@ -161,7 +170,7 @@ class Run:
         self.targets: list[Target]
 
     def strike(self, *stories: Story) -> None:
-        faults = [Told(at_step=8, story=story) for story in stories]
+        faults = [Scripted(at_step=8, story=story) for story in stories]
         self.injector = Injector(faults, self._journal, self._place_of, self._has_failed)
         self.targets = [
             target_of(
@@ -194,22 +203,22 @@ class Run:
         self._runner.run(self.injector.settle())
 
     def end(self) -> None:
-        """The run is over."""
+        """Mark the run as over."""
         self._runner.run(self.injector.end())
 
     def undo(self) -> None:
-        """All processes are gone, and everything is put back."""
+        """End all processes, and put back all changes."""
         self._runner.run(self.injector.close())
-        self.injector.tell_missed()
+        self.injector.record_missed()
 
     def records(self, *events: Event) -> list[Record]:
-        """In the order in which they were written."""
+        """Return the records of these events, in the order of writing."""
         lines = [unseal(line, "harness") for line in self._path.read_bytes().splitlines()]
         return [line.record for line in lines if line is not None and line.record.event in events]
 
     def written(self) -> list[tuple[str, str]]:
-        """Event and fault, in that order."""
-        told = (
+        """Return event and fault of each record of an injection, in the order of writing."""
+        events = (
             Event.INJECTED,
             Event.ACTED,
             Event.EVIDENCE,
@@ -217,7 +226,7 @@ class Run:
             Event.FAULT_MISSED,
             Event.UNDONE,
         )
-        return [(record.event, record["fault"]) for record in self.records(*told)]
+        return [(record.event, record["fault"]) for record in self.records(*events)]
 
     def close(self) -> None:
         self._runner.close()
@@ -226,8 +235,8 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path, undo: UndoLog) -> Iterator[Run]:
-    with closing(Run(tmp_path, undo)) as found:
-        yield found
+    with closing(Run(tmp_path, undo)) as faulted_run:
+        yield faulted_run
 
 
 def proof(target: Target, value: str = "seen") -> Evidence:
@@ -235,7 +244,7 @@ def proof(target: Target, value: str = "seen") -> Evidence:
 
 
 async def lasting(target: Target) -> AsyncIterator[Evidence]:
-    """It acts, is seen, and lasts."""
+    """Act, yield evidence, and last."""
     yield proof(target)
     await target.until_end()
 
@@ -244,7 +253,9 @@ async def lasting(target: Target) -> AsyncIterator[Evidence]:
 def test_faults_that_are_due_together_act_before_any_evidence_is_awaited(
     run: Run, is_seen_at_once: bool
 ) -> None:
-    """A rank that is struck has not seen another one go; nothing is written down between the acts."""
+    """A rank that is struck has not observed the loss of another; no record is written between the
+    acts.
+    """
 
     async def story(target: Target) -> AsyncIterator[Evidence]:
         run.log.append(f"act {len(run.records(Event.INJECTED, Event.EVIDENCE))}")
@@ -256,11 +267,11 @@ def test_faults_that_are_due_together_act_before_any_evidence_is_awaited(
     run.strike(story, story, story)
     assert run.log[:1] == ["told to strike"]
     assert run.log.count("seen") == 3
-    assert [one for one in run.log if one.startswith("act")] == ["act 0"] * 3
+    assert [line for line in run.log if line.startswith("act")] == ["act 0"] * 3
 
 
 def test_the_act_is_written_before_its_evidence(run: Run) -> None:
-    """However soon that is there; else the evidence would be of an act of which nothing is known."""
+    """Early evidence must not precede the act: it would be evidence of an unknown act."""
 
     async def late(target: Target) -> AsyncIterator[Evidence]:
         await target.sleep(0.0)
@@ -269,21 +280,29 @@ def test_the_act_is_written_before_its_evidence(run: Run) -> None:
 
     run.strike(lasting, late)
     for number, evidence in enumerate((1, 2)):
-        told = [event for event, fault in run.written() if fault == f"fault{number}"]
-        assert told == [Event.INJECTED, *[Event.EVIDENCE] * evidence]
+        events = [event for event, fault in run.written() if fault == f"fault{number}"]
+        assert events == [Event.INJECTED, *[Event.EVIDENCE] * evidence]
     first, second = run.records(Event.INJECTED)
     assert [first.t_ns, second.t_ns] == [target.injected_ns for target in run.targets]
-    assert all(one.t_ns >= first.t_ns for one in run.records(Event.EVIDENCE))
-    assert [one["observed"] for one in run.records(Event.EVIDENCE)] == ["seen", "first", "second"]
-    assert [one.observed for one in run.injector.injections] == ["seen", "second"]
+    assert all(record.t_ns >= first.t_ns for record in run.records(Event.EVIDENCE))
+    assert [record["observed"] for record in run.records(Event.EVIDENCE)] == [
+        "seen",
+        "first",
+        "second",
+    ]
+    assert [injection.observed for injection in run.injector.injections] == ["seen", "second"]
 
 
 def test_what_is_struck_is_claimed_before_the_act(run: Run) -> None:
-    """By all that are due: no other fault may strike it, and its loss is no false alarm."""
+    """Each due fault claims its target before the act: no other fault may strike it, and its loss
+    is no false alarm.
+    """
 
     async def story(target: Target) -> AsyncIterator[Evidence]:
         claimed = [
-            one.worker for one in run.targets if run.injector.is_doomed(one.worker, one.process)
+            struck_target.worker
+            for struck_target in run.targets
+            if run.injector.is_doomed(struck_target.worker, struck_target.process)
         ]
         run.log.append(f"{sorted(target.claims)} of {claimed}")
         await target.until_end()
@@ -298,7 +317,7 @@ def test_what_is_struck_is_claimed_before_the_act(run: Run) -> None:
 
 
 def test_an_act_that_harms_no_rank_takes_its_claim_back(run: Run) -> None:
-    """It may claim others, each when it strikes that one."""
+    """The act may claim other ranks, each when it strikes that rank."""
 
     async def story(target: Target) -> AsyncIterator[Evidence]:
         target.unclaim()
@@ -321,11 +340,11 @@ def test_an_act_that_harms_no_rank_takes_its_claim_back(run: Run) -> None:
     )
 
 
-# -- what is missed, and what fails -------------------------------------------------------------------------------
+# -- what is missed, and what fails ----------------------------------------------------------------
 
 
 def test_a_target_that_is_gone_before_the_act_is_missed(run: Run) -> None:
-    """Nothing was done, so nothing is undone; the rank that waits goes on."""
+    """The target was gone, so nothing was done or undone; the rank that waits goes on."""
 
     async def story(target: Target) -> AsyncIterator[Evidence]:
         raise ProcessLookupError("no such process")
@@ -333,7 +352,7 @@ def test_a_target_that_is_gone_before_the_act_is_missed(run: Run) -> None:
 
     run.strike(story, lasting)
     run.undo()
-    assert [one.missed for one in run.injector.injections] == [
+    assert [injection.missed for injection in run.injector.injections] == [
         "the target was gone already: no such process",
         "",
     ]
@@ -372,7 +391,7 @@ def test_an_error_in_the_code_of_a_fault_has_its_place(
     run.strike(story)
     with pytest.raises(
         FaultBroken,
-        match=rf"^Told\(\) could not act: {re.escape(text)} \(.*test_injection.py:\d+\)$",
+        match=rf"^Scripted\(\) could not act: {re.escape(text)} \(.*test_injection.py:\d+\)$",
     ):
         run.injector.check()
     assert run.injector.injections[0].missed == f"it could not act: {text}"
@@ -385,7 +404,7 @@ def test_what_is_no_evidence_is_named(run: Run, yielded: Any) -> None:
 
     run.strike(story)
     with pytest.raises(
-        FaultBroken, match=rf"inject yields {yielded!r}, which is no faults.evidence.Evidence"
+        FaultBroken, match=rf"inject yielded {yielded!r}, which is not a faults.evidence.Evidence"
     ):
         run.injector.check()
     run.undo()
@@ -394,10 +413,10 @@ def test_what_is_no_evidence_is_named(run: Run, yielded: Any) -> None:
 
 def test_a_story_that_is_no_generator_is_named(run: Run) -> None:
     async def story(target: Target) -> None:
-        """It is awaited nowhere."""
+        """Return a coroutine that is never awaited."""
 
     run.strike(story)
-    with pytest.raises(FaultBroken, match="inject is no async generator: let it yield"):
+    with pytest.raises(FaultBroken, match="inject is not an async generator: it must yield"):
         run.injector.check()
 
 
@@ -407,12 +426,17 @@ def test_a_target_that_is_gone_without_a_word_is_said(run: Run) -> None:
         yield
 
     run.strike(story)
-    assert [one.missed for one in run.injector.injections] == ["the target was gone already"]
+    assert [injection.missed for injection in run.injector.injections] == [
+        "the target was gone already"
+    ]
 
 
 @pytest.mark.parametrize("is_shown", [False, True])
 def test_a_fault_that_fails_ends_the_run(run: Run, is_shown: bool) -> None:
-    """Whether it was seen before or not. What waits at its hook goes on."""
+    """The run ends whether there was evidence before or not.
+
+    A rank that waits at its hook goes on.
+    """
 
     async def story(target: Target) -> AsyncIterator[Evidence]:
         if is_shown:
@@ -421,7 +445,7 @@ def test_a_fault_that_fails_ends_the_run(run: Run, is_shown: bool) -> None:
 
     run.strike(story)
     assert run.failures == 1
-    with pytest.raises(HarnessError, match=r"Told\(\) could not act: not allowed"):
+    with pytest.raises(HarnessError, match=r"Scripted\(\) could not act: not allowed"):
         run.injector.check()
     assert run.injector.injections[0].missed == (
         "" if is_shown else "it could not act: not allowed"
@@ -430,7 +454,7 @@ def test_a_fault_that_fails_ends_the_run(run: Run, is_shown: bool) -> None:
 
 
 def test_a_rank_that_a_fault_forgets_goes_on(run: Run) -> None:
-    """The fault is over and has not let it go: it would stand until the deadline."""
+    """The fault is over and has not released its rank: the rank would stand until the deadline."""
 
     async def forgetful(target: Target) -> AsyncIterator[Evidence]:
         yield proof(target)
@@ -444,7 +468,7 @@ def test_a_rank_that_a_fault_forgets_goes_on(run: Run) -> None:
 
 
 def test_others_are_put_back_when_a_fault_fails(run: Run) -> None:
-    """Also where the run is ended for it."""
+    """The other faults are put back even if the run is ended because of the failure."""
 
     async def failing(target: Target) -> AsyncIterator[Evidence]:
         yield proof(target)
@@ -489,21 +513,25 @@ def test_evidence_about_something_else_is_an_error_of_the_harness(
     }
     injected = {"fault": "fault0", "nodes": [], "done_ns": 11, **place}
     evidence = {"subject": msgspec.to_builtins(subject)}
-    seen = {"fault": "fault0", "observed": "pid 7 is gone", "evidence": evidence}
+    observation = {"fault": "fault0", "observed": "pid 7 is gone", "evidence": evidence}
     records = [
         Record(10, "harness", Event.INJECTED, injected),
-        Record(12, "harness", Event.EVIDENCE, seen),
+        Record(12, "harness", Event.EVIDENCE, observation),
     ]
     checks = audit(injections([KILL], records), records)
-    told = [check for check in checks if "its evidence is not about what it struck" in check.detail]
-    assert [check.verdict for check in told] == ([] if is_about_it else [Verdict.ERROR])
+    problems = [
+        check for check in checks if "its evidence is not about what it struck" in check.detail
+    ]
+    assert [check.verdict for check in problems] == ([] if is_about_it else [Verdict.ERROR])
 
 
-# -- the end ------------------------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------
 
 
 def test_a_fault_that_is_ended_at_the_close_puts_back(run: Run) -> None:
-    """Where it waits, for whatever: for evidence, for a time, for the end."""
+    """A fault that waits for evidence, for a time or for the end is ended at the close, and puts
+    back its change.
+    """
 
     def waits(wait: Callable[[Target], Any]) -> Story:
         async def story(target: Target) -> AsyncIterator[Evidence]:
@@ -538,7 +566,7 @@ def test_a_fault_that_is_ended_at_the_close_puts_back(run: Run) -> None:
     ids=repr,
 )
 def test_an_error_in_putting_back_is_told(run: Run, error: Exception, is_shown: bool) -> None:
-    """The others are put back all the same, and the fault has acted."""
+    """The other faults are put back nevertheless, and the fault has acted."""
 
     async def story(target: Target) -> AsyncIterator[Evidence]:
         try:
@@ -575,10 +603,12 @@ def test_what_is_left_behind_is_told(run: Run) -> None:
 
 
 def test_a_fault_that_lasts_acts_until_it_is_lifted(run: Run) -> None:
-    """Or until the end: what is started meanwhile may be struck by it."""
+    """The fault acts until the end if it is not lifted: a process that is started meanwhile may be
+    struck by it.
+    """
 
     async def story(target: Target) -> AsyncIterator[Evidence]:
-        with target.holding(Counted(lambda: 1, lambda: 1)):
+        with target.holding(CountedAction(lambda: 1, lambda: 1)):
             yield proof(target)
             await target.heard(lambda: target.rank == 0 and run.log.count("lift"))
         target.lifted()
@@ -594,7 +624,10 @@ def test_a_fault_that_lasts_acts_until_it_is_lifted(run: Run) -> None:
 
 
 def test_the_last_word_of_a_fault_that_is_felt_again_and_again_counts(run: Run) -> None:
-    """It is seen since the first one. What was never seen is not by its last word."""
+    """The fault is observed since its first evidence.
+
+    A fault that was never observed is not proven by its last word.
+    """
     counts = iter(range(1, 9))
 
     async def story(target: Target) -> AsyncIterator[Evidence]:
@@ -607,9 +640,9 @@ def test_the_last_word_of_a_fault_that_is_felt_again_and_again_counts(run: Run) 
     run.end()
     first, second = run.injector.injections
     assert (first.observed, second.observed) == ("2 times", "")
-    told = run.records(Event.EVIDENCE)
-    assert [record["observed"] for record in told] == ["1 times", "2 times"]
-    assert {record.t_ns for record in told} == {first.evidence[0].observed_ns}
+    evidence = run.records(Event.EVIDENCE)
+    assert [record["observed"] for record in evidence] == ["1 times", "2 times"]
+    assert {record.t_ns for record in evidence} == {first.evidence[0].observed_ns}
 
 
 def test_time_without_a_cpu_is_told_when_all_is_over(run: Run) -> None:

@@ -1,4 +1,7 @@
-"""The verdict on a run, check by check. Pure: the journals of a run are written by hand and changed."""
+"""The verdict on a run, check by check.
+
+Pure: the journals of a run are written by hand and changed.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +62,14 @@ def judged(
 
 def verdict_of(outcome: Outcome, name: str) -> tuple[str, str] | None:
     """Return the verdict and detail of a check; None if there is no such check."""
-    found = [(check.verdict.value, check.detail) for check in outcome.checks if check.name == name]
-    assert len(found) < 2
-    return found[0] if found else None
+    verdicts = [
+        (check.verdict.value, check.detail) for check in outcome.checks if check.name == name
+    ]
+    assert len(verdicts) < 2
+    return verdicts[0] if verdicts else None
 
 
-# -- the outcome --------------------------------------------------------------------------------------------------
+# -- the outcome -----------------------------------------------------------------------------------
 
 
 def test_a_whole_run_passes() -> None:
@@ -100,12 +105,12 @@ def test_a_whole_run_passes() -> None:
 
 def test_an_outcome_tells_what_the_run_was() -> None:
     outcome = judged(directory=Path("/some/where"))
-    told = {
+    facts = {
         name: getattr(outcome, name)
         for name in ("name", "job", "substrate", "nodes", "spares", "seed")
     }
     job = "gpt {'steps': 4}"
-    assert told == {
+    assert facts == {
         "name": "gpt",
         "job": job,
         "substrate": "docker",
@@ -136,7 +141,7 @@ def test_an_outcome_tells_what_the_run_did() -> None:
     assert outcome.steps[0].at_s == 0.012
     (fault,) = outcome.faults
     assert [(evidence.level, evidence.at_s, evidence.observed) for evidence in fault.evidence] == [
-        ("armed", 0.031, "rank 1 (pid 101) stood in forward of step 2"),
+        ("armed", 0.031, "rank 1 (pid 101) waited in forward of step 2"),
         ("effective", 0.033, "pid 101 was killed by SIGKILL"),
         ("impactful", 0.035, "rank 1 was given up: exited (its latch broke)"),
     ]
@@ -177,15 +182,15 @@ def test_copies_and_rules_are_told() -> None:
         "step_ms": 10.0,
         "cost_ms": 1.0,
     }
-    what: dict[str, Any] = {"rank": 1, "step": 1, "reason": "no line", "action": "none"}
+    firing: dict[str, Any] = {"rank": 1, "step": 1, "reason": "no line", "action": "none"}
     rule: dict[str, Any] = {"rule": "quiet", "verdict": "hanging"}
     more = [
         record(25, "node0", Event.COPY_INTERVAL, **interval),
-        record(26, "node1", Event.RULE_FIRED, worker="node1.0", **rule, **what),
+        record(26, "node1", Event.RULE_FIRED, worker="node1.0", **rule, **firing),
     ]
     outcome = judged(by_time([*WHOLE, *more]))
     assert outcome.copies == CopyInterval(steps=2, seconds=0.02)
-    assert outcome.rules_fired == [RuleRecord(where="node1.0", at_s=0.026, **rule, **what)]
+    assert outcome.rules_fired == [RuleRecord(where="node1.0", at_s=0.026, **rule, **firing)]
 
 
 def test_times_without_copies_are_told() -> None:
@@ -208,12 +213,12 @@ def test_settings_are_told_where_they_are_not_the_default() -> None:
 
 
 def test_the_collector_of_cycles_is_put_back() -> None:
-    """It is off while the records are read, and afterwards as it was before."""
-    seen: list[bool] = []
+    """The garbage collector is off while the records are read, and restored afterwards."""
+    enabled: list[bool] = []
 
     class Noting(list[Record]):
         def __iter__(self) -> Iterator[Record]:
-            seen.append(gc.isenabled())
+            enabled.append(gc.isenabled())
             return super().__iter__()
 
     run = run_of(WHOLE)
@@ -221,7 +226,7 @@ def test_the_collector_of_cycles_is_put_back() -> None:
     assert gc.isenabled()
     judge(run, None, "local")
     assert gc.isenabled()
-    assert seen == [False]
+    assert enabled == [False]
     gc.disable()
     try:
         judge(run_of(WHOLE), None, "local")
@@ -230,13 +235,13 @@ def test_the_collector_of_cycles_is_put_back() -> None:
         gc.enable()
 
 
-# -- where a rank was ---------------------------------------------------------------------------------------------
+# -- where a rank was ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("waiting", "where"),
     [
-        ("node1.0", "rank 1 (pid 101) stood in forward of step 2"),
+        ("node1.0", "rank 1 (pid 101) waited in forward of step 2"),
         ("", "rank 1 (pid 101) was alive, about step 2"),
         ("node0.0", "rank 1 (pid 101) was about to be read by node0.0, at step 2"),
     ],
@@ -268,20 +273,20 @@ def test_a_loss_is_an_impact_of_its_own_fault_only() -> None:
 
 def test_a_fault_that_was_not_felt_is_unknown() -> None:
     outcome = judged(without(WHOLE, Event.DETECTED))
-    detail = "pid 101 was killed by SIGKILL; but nothing followed that must follow it"
-    found = verdict_of(outcome, "evidence of Kill(rank=1, at_step=2)")
-    assert found is not None
-    assert found[0] == "unknown"
-    assert found[1].startswith(detail)
+    detail = "pid 101 was killed by SIGKILL; but no loss and no bad numbers followed, as they must"
+    verdict = verdict_of(outcome, "evidence of Kill(rank=1, at_step=2)")
+    assert verdict is not None
+    assert verdict[0] == "unknown"
+    assert verdict[1].startswith(detail)
     assert outcome.not_applied == {RECOVERED: "nothing was lost"}
     assert outcome.verdict == Verdict.UNKNOWN
-    assert outcome.reasons == [f"evidence of Kill(rank=1, at_step=2): {found[1]}"]
+    assert outcome.reasons == [f"evidence of Kill(rank=1, at_step=2): {verdict[1]}"]
 
 
 def test_a_fault_that_struck_something_else_is_an_error() -> None:
     outcome = judged(changed(WHOLE, Event.HOOK_STOPPED, "node1.0", fields(phase="reduce")))
-    found = verdict_of(outcome, "Kill(rank=1, at_step=2) struck what was planned")
-    assert found == ("error", "node1.0 stood in reduce of step 2, not in forward of step 2")
+    verdict = verdict_of(outcome, "Kill(rank=1, at_step=2) struck what was planned")
+    assert verdict == ("error", "node1.0 waited in reduce of step 2, not in forward of step 2")
     assert outcome.verdict == Verdict.ERROR
 
 
@@ -294,7 +299,7 @@ def test_a_harness_that_was_lost_is_an_error() -> None:
     assert verdict_of(judged(), name) is None
 
 
-# -- training completed -------------------------------------------------------------------------------------------
+# -- training completed ----------------------------------------------------------------------------
 
 UNSTEPPED = without(without(WHOLE, Event.COMMIT), Event.FINISHED)
 
@@ -312,7 +317,7 @@ UNSTEPPED = without(without(WHOLE, Event.COMMIT), Event.FINISHED)
         (without(WHOLE, Event.COMMIT, "", step=3), {}, ("failed", "3 of 4 steps were finished")),
         ([*WHOLE, *step_of(64, 4, 2, "node0.0")], {}, ("failed", "5 of 4 steps were finished")),
         (UNSTEPPED, {}, ("failed", "0 of 4 steps were finished")),
-        (without(WHOLE, Event.FINISHED), {}, ("failed", "no rank wrote down how it ended")),
+        (without(WHOLE, Event.FINISHED), {}, ("failed", "no rank recorded its end")),
     ],
 )
 def test_training_is_complete_with_all_its_steps(
@@ -344,7 +349,7 @@ def test_training_without_a_number_of_steps_takes_one() -> None:
     )
 
 
-# -- recovered ----------------------------------------------------------------------------------------------------
+# -- recovered -------------------------------------------------------------------------------------
 
 LOST = without(without(WHOLE, Event.PLAN, "", generation=2), Event.COMMIT, "", generation=2)
 NOT_RECOVERED = "no step was finished by a new membership after 1 of 1 incident"
@@ -359,7 +364,9 @@ def test_a_loss_without_a_new_membership_is_no_recovery() -> None:
 
 
 def test_a_loss_in_the_last_step_needs_no_recovery() -> None:
-    """The job ended well; no step that the lost rank has not given to was committed after its loss."""
+    """The job ended well; every step committed after the loss has a contribution of the
+    lost rank.
+    """
     assert verdict_of(judged(LOST), RECOVERED) == ("passed", "0 recoveries")
     alone = step_of(50, 2, 1, "node0.0")
     assert verdict_of(judged(by_time([*LOST, *alone])), RECOVERED) == ("failed", NOT_RECOVERED)
@@ -367,11 +374,14 @@ def test_a_loss_in_the_last_step_needs_no_recovery() -> None:
     assert verdict_of(judged(by_time([*LOST, *before])), RECOVERED) == ("passed", "0 recoveries")
     at_once = step_of(33, 2, 1, "node0.0")
     assert verdict_of(judged(by_time([*LOST, *at_once])), RECOVERED) == ("passed", "0 recoveries")
-    given = [
+    contributed = [
         *alone,
         record(30.5, "node1.0", Event.REDUCE, **step_of(0, 2, 1, "node0.0", "node1.0")[2].fields),
     ]
-    assert verdict_of(judged(by_time([*LOST, *given])), RECOVERED) == ("passed", "0 recoveries")
+    assert verdict_of(judged(by_time([*LOST, *contributed])), RECOVERED) == (
+        "passed",
+        "0 recoveries",
+    )
 
 
 def test_a_rank_that_gave_nothing_is_missed_in_every_step() -> None:
@@ -381,11 +391,11 @@ def test_a_rank_that_gave_nothing_is_missed_in_every_step() -> None:
 
 def test_bad_numbers_need_no_new_membership() -> None:
     """The step is computed again by the same ranks."""
-    what = {"worker": "node1.0", "step": 2, "shards": [1], "owner": 1}
+    fields_of_report = {"worker": "node1.0", "step": 2, "shards": [1], "owner": 1}
     lines = by_time(
         [
             *without(LOST, Event.DETECTED),
-            record(35, "node0.0", Event.NONFINITE, **what),
+            record(35, "node0.0", Event.NONFINITE, **fields_of_report),
             *step_of(50, 2, 1, "node0.0"),
         ]
     )
@@ -395,16 +405,16 @@ def test_bad_numbers_need_no_new_membership() -> None:
 
 @pytest.mark.parametrize(("by_ms", "seconds"), [(-30, "-0.009"), (-21, "0.000")])
 def test_a_recovery_that_ended_before_its_fault_is_an_error(by_ms: float, seconds: str) -> None:
-    """The clocks of two processes differ."""
+    """A recovery before its fault shows that the clocks of two processes differ."""
     commits = [line for line in WHOLE if line.event == Event.COMMIT and line["generation"] == 2]
     lines = [*without(WHOLE, Event.COMMIT, "", generation=2), *map(moved(by_ms), commits)]
     outcome = judged(by_time(lines))
-    found = verdict_of(outcome, "times are in order")
-    assert found == ("error", f"a recovery of {seconds} s: clocks of processes differ")
+    verdict = verdict_of(outcome, "times are in order")
+    assert verdict == ("error", f"a recovery of {seconds} s: clocks of processes differ")
     assert verdict_of(judged(), "times are in order") is None
 
 
-# -- steps --------------------------------------------------------------------------------------------------------
+# -- steps -----------------------------------------------------------------------------------------
 
 #: Step 0 is committed in both memberships, although a rank that had committed it goes on.
 AGAIN = by_time([*WHOLE, *step_of(41, 0, 2, "node0.0", "node0.1")])
@@ -438,7 +448,7 @@ def test_steps_that_a_torn_world_lost_are_told() -> None:
 
 def test_no_step_is_no_history() -> None:
     outcome = judged(UNSTEPPED)
-    unknown = ("unknown", "there was nothing to look at")
+    unknown = ("unknown", "there was no data to check")
     assert verdict_of(outcome, KEPT) == unknown
     assert verdict_of(outcome, "one committed history") == unknown
     assert verdict_of(outcome, "every sample exactly once") == unknown
@@ -502,11 +512,11 @@ def test_shards_that_are_missing_or_come_twice_are_named() -> None:
         fields(shards=[0])(line) if line.event == Event.REDUCE and line["step"] == 3 else line
         for line in WHOLE
     ]
-    found = verdict_of(judged(twice, other), SAMPLES)
-    assert found == ("failed", "missing: step 3 shard 1; repeated: step 3 shard 0")
+    verdict = verdict_of(judged(twice, other), SAMPLES)
+    assert verdict == ("failed", "missing: step 3 shard 1; repeated: step 3 shard 0")
 
 
-# -- comparisons --------------------------------------------------------------------------------------------------
+# -- comparisons -----------------------------------------------------------------------------------
 
 
 def test_a_twin_is_compared() -> None:
@@ -530,7 +540,7 @@ def test_a_reference_that_was_asked_for_is_missing() -> None:
 
 FAST = experiment_of(reduction="fast")
 PROMISED = changed(WHOLE, Event.STARTED, "harness", fields(twin="the twin's"))
-NO_FLOOR = "floor.json: how far right runs end apart is missing; floor.log may say why"
+NO_FLOOR = "floor.json: the distance between the ends of correct runs is missing; see floor.log"
 FLOOR = Floor(reason="none was asked for")
 
 
@@ -550,12 +560,12 @@ def test_a_floor_is_missing_where_sums_have_no_order(
     lines: Lines, twin: Twin | None, floor: Floor | None, run: dict[str, Any], lacks: bool
 ) -> None:
     """A run that ended well and has a twin is compared within a floor."""
-    found = verdict_of(judged(lines, twin, floor, **run), "journals are whole")
-    assert found is not None
-    assert (NO_FLOOR in found[1]) == lacks
+    verdict = verdict_of(judged(lines, twin, floor, **run), "journals are whole")
+    assert verdict is not None
+    assert (NO_FLOOR in verdict[1]) == lacks
 
 
-# -- alarms -------------------------------------------------------------------------------------------------------
+# -- alarms ----------------------------------------------------------------------------------------
 
 ALARM = record(
     55, "coordinator", Event.DETECTED, worker="node0.1", rank=1, cause="slow", detail="too slow"
@@ -572,12 +582,12 @@ def test_a_loss_that_no_fault_explains_is_a_false_alarm() -> None:
 
 def test_without_records_of_a_coordinator_no_alarm_is_known() -> None:
     files = {source: file for source, file in files_of(WHOLE).items() if source != "coordinator"}
-    found = verdict_of(judged(files=files), "no false alarm")
-    assert found == ("unknown", "there was nothing to look at")
+    verdict = verdict_of(judged(files=files), "no false alarm")
+    assert verdict == ("unknown", "there was no data to check")
 
 
 def raised(worker: str, detail: str = "ValueError: no") -> Lines:
-    """Return the records of a worker whose job has raised an exception."""
+    """Return the records of a worker with a job that has raised an exception."""
     return [
         record(54, worker, Event.FAILED, error=detail, traceback=""),
         record(
@@ -590,9 +600,12 @@ def test_an_exception_of_the_job_is_told_with_its_workers() -> None:
     name = "no exception in the job"
     both = by_time([*WHOLE, *raised("node0.0"), *raised("node0.1")])
     assert verdict_of(judged(both), name) == ("failed", "node0.0, node0.1: ValueError: no")
-    two = by_time([*WHOLE, *raised("node0.0"), *raised("node0.1", "KeyError")])
-    assert verdict_of(judged(two), name) == ("failed", "node0.0: ValueError: no; node0.1: KeyError")
-    assert verdict_of(judged(two), "no false alarm") == (
+    different = by_time([*WHOLE, *raised("node0.0"), *raised("node0.1", "KeyError")])
+    assert verdict_of(judged(different), name) == (
+        "failed",
+        "node0.0: ValueError: no; node0.1: KeyError",
+    )
+    assert verdict_of(judged(different), "no false alarm") == (
         "passed",
         "every detection belongs to a fault",
     )
@@ -607,7 +620,7 @@ def test_an_exception_that_ended_the_run_is_told_once() -> None:
     assert verdict_of(judged(lines, end=None), name) == ("failed", "node0.0: ValueError: no")
 
 
-# -- what a node took with it -------------------------------------------------------------------------------------
+# -- what a node took with it ----------------------------------------------------------------------
 
 
 def test_what_went_with_a_node_is_unknown() -> None:

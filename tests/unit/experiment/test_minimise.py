@@ -1,4 +1,4 @@
-"""The searches that make failing things smaller, driven by oracles that know the answer."""
+"""Searches that minimise failing plans, driven by oracles that know the answer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from chaoskit.experiment.shrink.proportion import repeats_for, wilson_interval
 
 
 def drive(search: Search[Any], fails: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
-    """The result, and everything that was asked."""
-    asked = []
+    """Return the result of a search, and all candidates that it asked about."""
+    candidates = []
     try:
         candidate = next(search)
         while True:
-            asked.append(candidate)
+            candidates.append(candidate)
             candidate = search.send(fails(candidate))
     except StopIteration as end:
-        return end.value, asked
+        return end.value, candidates
 
 
 SIZES = st.integers(0, 24)
@@ -32,33 +32,37 @@ SIZES = st.integers(0, 24)
 @settings(deadline=None)
 @given(size=SIZES, needed=st.sets(st.integers(0, 23)))
 def test_ddmin_finds_exactly_what_matters(size: int, needed: set[int]) -> None:
-    """Where a plan fails if it holds some faults, these and no others are left, in their order."""
+    """Exactly the needed faults are left, in their order, if a plan fails exactly when it holds
+    them.
+    """
     needed = {item for item in needed if item < size}
-    result, asked = drive(ddmin(range(size)), lambda candidate: needed <= set(candidate))
+    result, candidates = drive(ddmin(range(size)), lambda candidate: needed <= set(candidate))
     assert result == tuple(sorted(needed))
-    assert len(asked) == len(set(asked))  # nothing is asked twice
-    assert len(asked) <= size * size + 3 * size + 1  # Zeller's bound
+    assert len(candidates) == len(set(candidates))  # no candidate is asked about twice
+    assert len(candidates) <= size * size + 3 * size + 1  # Zeller's bound
 
 
 @settings(deadline=None)
 @given(size=st.integers(1, 9), chance=st.randoms(use_true_random=False))
 def test_ddmin_is_one_minimal_for_any_oracle(size: int, chance: random.Random) -> None:
-    """Also where more faults can hide a failure: what is left fails, and without any one of its items does not."""
-    known: dict[tuple[int, ...], bool] = {tuple(range(size)): True}
+    """More faults may hide a failure: the remaining set fails, and without any one of its items it
+    does not.
+    """
+    outcomes: dict[tuple[int, ...], bool] = {tuple(range(size)): True}
 
     def fails(candidate: tuple[int, ...]) -> bool:
-        return known.setdefault(candidate, chance.random() < 0.3)
+        return outcomes.setdefault(candidate, chance.random() < 0.3)
 
     result, _ = drive(ddmin(range(size)), fails)
-    assert known[result]
+    assert outcomes[result]
     assert not any(
-        known.get(result[:place] + result[place + 1 :], False) for place in range(len(result))
+        outcomes.get(result[:place] + result[place + 1 :], False) for place in range(len(result))
     )
-    assert all(result[:place] + result[place + 1 :] in known for place in range(len(result)))
+    assert all(result[:place] + result[place + 1 :] in outcomes for place in range(len(result)))
 
 
 def test_equal_items_are_two_things() -> None:
-    """The same fault twice may be what it takes."""
+    """A failure may take the same fault twice."""
     result, _ = drive(
         ddmin(["kill", "hang", "kill"]), lambda candidate: candidate.count("kill") == 2
     )
@@ -74,16 +78,16 @@ def test_descend_stops_where_nothing_simpler_fails(
     start: tuple[int, int], floor: tuple[int, int]
 ) -> None:
     floor = (min(start[0], floor[0]), min(start[1], floor[1]))
-    search = descend(start, _fewer, key=lambda one: one)
-    result, asked = drive(search, lambda one: one[0] >= floor[0] and one[1] >= floor[1])
+    search = descend(start, _fewer, key=lambda pair: pair)
+    result, candidates = drive(search, lambda pair: pair[0] >= floor[0] and pair[1] >= floor[1])
     assert result == floor
-    assert len(asked) == len(set(asked))
+    assert len(candidates) == len(set(candidates))
 
 
 def _fewer(pair: tuple[int, int]) -> list[tuple[int, int]]:
     first, second = pair
     halves = [(first // 2, second), (first, second // 2), (first - 1, second), (first, second - 1)]
-    return [one for one in halves if min(one) >= 0 and one != pair]
+    return [half for half in halves if min(half) >= 0 and half != pair]
 
 
 @settings(deadline=None)
@@ -93,7 +97,9 @@ def _fewer(pair: tuple[int, int]) -> list[tuple[int, int]]:
     seed=st.integers(0, 10**6),
 )
 def test_a_flaky_failure_never_loses_what_matters(size: int, needed: set[int], seed: int) -> None:
-    """An oracle that fails only now and then never makes the search keep too little: what it kept did fail."""
+    """An oracle that fails only now and then never makes the search keep too little: the kept plan
+    did fail.
+    """
     needed = {item % size for item in needed}
     chance = random.Random(seed)
     result, _ = drive(ddmin(range(size)), _flaky(needed, 0.5, 4, chance))
@@ -102,7 +108,9 @@ def test_a_flaky_failure_never_loses_what_matters(size: int, needed: set[int], s
 
 @pytest.mark.parametrize("rate", [1.0, 0.6, 0.35])
 def test_repeats_follow_the_failure_rate(rate: float) -> None:
-    """Seeded: with as many repeats as the rate asks for, most searches end at exactly what matters."""
+    """Most (seeded) searches end at exactly the needed items, with as many repeats as the rate asks
+    for.
+    """
     exact = 0
     for seed in range(100):
         chance = random.Random(seed)
@@ -136,7 +144,7 @@ def _flaky(
 def test_minimise_leaves_out_and_then_simplifies(
     items: list[int], extra: int, data: st.DataObject
 ) -> None:
-    """A plan of numbers with a setting: fails while the chosen place's number is at least 3, whatever the rest."""
+    """A plan of numbers with a setting fails while the number at the chosen place is at least 3."""
     items[data.draw(st.integers(0, len(items) - 1))] = 20
     start = (tuple(items), extra)
 
@@ -151,16 +159,16 @@ def test_minimise_leaves_out_and_then_simplifies(
 
     search = minimise(
         start,
-        lambda one: one[0],
-        lambda one, kept: (tuple(kept), one[1]),
+        lambda plan: plan[0],
+        lambda plan, kept: (tuple(kept), plan[1]),
         simpler,
-        key=lambda one: one,
+        key=lambda plan: plan,
     )
-    result, _ = drive(search, lambda one: any(number >= 3 for number in one[0]))
+    result, _ = drive(search, lambda plan: any(number >= 3 for number in plan[0]))
     assert result == ((3,), 0)
 
 
-# -- proportions --------------------------------------------------------------------------------------------------
+# -- proportions -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -203,7 +211,7 @@ def test_an_interval_holds_what_was_seen(seen: tuple[int, int]) -> None:
 )
 def test_rarer_failures_need_more_repeats(seen: tuple[int, int]) -> None:
     hits, trials = seen
-    repeats = repeats_for(hits, trials, most=10**6)
+    repeats = repeats_for(hits, trials, repeats_max=10**6)
     rate = (hits + 1) / (trials + 2)
     assert (1 - rate) ** repeats <= 0.05 < (1 - rate) ** (repeats - 1)
     assert repeats_for(hits, trials) <= 12

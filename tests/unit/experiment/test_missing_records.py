@@ -1,4 +1,7 @@
-"""The records and files that a run lacks, each named in words. Pure: journals are written by hand."""
+"""The records and files that a run lacks, each named in words.
+
+Pure: journals are written by hand.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from chaoskit.experiment.judge.coverage import Compared, Coverage, coverage_of, 
 from chaoskit.experiment.plan.plan import REFERENCE_STEPS
 from chaoskit.experiment.plan.planfile import FILE_NAME
 from chaoskit.experiment.reference.floor import Floor
-from chaoskit.experiment.reference.plain_process import samples_of, trained
+from chaoskit.experiment.reference.plain_process import inputs_digest, samples_of
 from chaoskit.experiment.reference.reference import Reference
 from chaoskit.experiment.run.run import LATER, RawRun, digest_of
 from chaoskit.experiment.twin.twin import Twin
@@ -45,20 +48,20 @@ def of(run: RawRun, **compared: Any) -> Coverage:
 
 
 def missing(lines: Lines, **run: Any) -> tuple[list[str], list[str]]:
-    """Return what makes a run blind, and its gaps."""
-    found = of(run_of(lines, **run))
-    return [*found.blind], [*found.gaps]
+    """Return the reasons for which a run is blind, and its gaps."""
+    coverage = of(run_of(lines, **run))
+    return [*coverage.blind], [*coverage.gaps]
 
 
 def test_a_whole_run_lacks_nothing() -> None:
     run = run_of(WHOLE)
-    found = of(run)
-    assert found == Coverage((), ())
-    check = found.check(len(run.records), len(run.coverage))
+    coverage = of(run)
+    assert coverage == Coverage((), ())
+    check = coverage.check(len(run.records), len(run.coverage))
     assert (check.verdict, check.detail) == (Verdict.PASSED, "61 records in 7 files")
 
 
-# -- records ------------------------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------
 
 
 def unfinished(lines: Lines, *events: Event) -> Lines:
@@ -69,7 +72,9 @@ def unfinished(lines: Lines, *events: Event) -> Lines:
 
 
 def unexplained(*more: Record) -> Lines:
-    """Return the records of a worker that vanished, with ``more`` instead of its loss and its exit."""
+    """Return the records of a worker that vanished, with ``more`` instead of its loss and
+    its exit.
+    """
     return by_time([*without(without(WHOLE, Event.DETECTED), Event.WORKER_EXITED, "node1"), *more])
 
 
@@ -87,27 +92,27 @@ def skipped(line: Record) -> Record:
     return msgspec.structs.replace(line, event=Event.SKIP)
 
 
-NO_START = "{0}: no node tells that it started it"
-NO_END = "{0}: its journal has no end, and it was not lost"
-NO_FINISH = "{0}: it was there at the end, and did not finish"
-NO_STATE = "{0}: it finished after {1} steps, and does not describe the state behind them"
-NOT_READY = "{0}: it had a rank, and was not ready"
+NO_START = "{0}: no node recorded its start"
+NO_END = "{0}: its journal has no end, although it was not lost"
+NO_FINISH = "{0}: it was a member at the end, but did not finish"
+NO_STATE = "{0}: it finished after {1} steps, but did not describe its state"
+NOT_READY = "{0}: it had a rank, but did not record that it was ready"
 LEAP = "{0}: step {1} comes after {2} steps"
-STOOD = "{0}: it stood in step {1}, and tells of {2} steps"
-TOLD = "{0}: it finished after {1} steps, and tells of {2}"
+STOOD = "{0}: it waited in step {1}, but recorded {2} steps"
+TOLD = "{0}: it finished after {1} steps, but recorded {2}"
 ALONE = "{0}: it finished step {1} without a contribution"
-SILENT = "{0}: it does not tell of step {1} in generation {2}"
+SILENT = "{0}: its record of step {1} in generation {2} is missing"
 
-#: Case -> (the records, what makes the run blind, gaps).
+#: Case -> (the records, the reasons for blindness, gaps).
 CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
     "no membership": (
         without(WHOLE, Event.PLAN, "", generation=2),
-        ["generation 2: steps were finished in it, and no plan tells of it"],
+        ["generation 2: steps were finished in it, but its plan is missing"],
         [],
     ),
     "a skipped step of no membership": (
         by_time([*WHOLE, record(68, "node0.0", Event.SKIP, step=3, generation=7)]),
-        ["generation 7: steps were finished in it, and no plan tells of it"],
+        ["generation 7: steps were finished in it, but its plan is missing"],
         [ALONE.format("node0.0", 3)],
     ),
     "no end of the job": (
@@ -124,7 +129,7 @@ CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
     "no start on a node that was evicted": (unstarted(Event.EVICTED), [], []),
     "another process": (
         changed(WHOLE, Event.OPENED, "node0.1", fields(pid=7)),
-        ["node0.1: it is of process 7, and its node started 102"],
+        ["node0.1: process 7 wrote it, but its node started 102"],
         [],
     ),
     "another process of a worker that was started twice": (
@@ -134,13 +139,13 @@ CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
             "node0.1",
             fields(pid=7),
         ),
-        ["node0.1: it is of process 7, and its node started 102, 9"],
+        ["node0.1: process 7 wrote it, but its node started 102, 9"],
         [],
     ),
     "another agent": (changed(WHOLE, Event.OPENED, "node0", fields(pid=7)), [], []),
     "no rank is ready": (
         without(WHOLE, Event.READY),
-        ["no worker says that it was ready"],
+        ["no worker recorded that it was ready"],
         [NOT_READY.format(worker) for worker in ("node0.0", "node1.0", "node0.1")],
     ),
     "one rank is not ready": (
@@ -320,7 +325,7 @@ CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
     ),
     "the fault was not undone": (
         without(WHOLE, Event.UNDONE),
-        ["harness: it does not tell whether Kill(rank=1, at_step=2) was undone"],
+        ["harness: no record shows whether Kill(rank=1, at_step=2) was undone"],
         [],
     ),
     "the fault was missed": (
@@ -342,7 +347,9 @@ def test_what_is_missing_is_named(name: str) -> None:
 
 
 def test_a_run_that_did_not_end_well_lacks_no_end() -> None:
-    """A deadline ends workers and the coordinator in the middle; a job that failed has no last words of its ranks."""
+    """A deadline ends workers and the coordinator in the middle; a failed job has no last records
+    of its ranks.
+    """
     assert missing(without(WHOLE, Event.JOB_ENDED), end=None) == ([], [])
     failed = changed(unfinished(WHOLE), Event.JOB_ENDED, "coordinator", fields(ok=False))
     assert missing(failed, end=FAILED) == ([], [])
@@ -372,7 +379,7 @@ def test_nodes_that_went_with_records_are_named_once() -> None:
     assert of(run_of([*WHOLE, *cut], files=files_of(WHOLE))) == Coverage((), (), ("node1", "node0"))
 
 
-# -- files --------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def files_without(*sources: str) -> dict[str, FileCoverage]:
@@ -380,15 +387,15 @@ def files_without(*sources: str) -> dict[str, FileCoverage]:
 
 
 def test_files_that_are_missing_are_named() -> None:
-    """Without a file of the coordinator no record that it should hold is asked for."""
+    """Records that only a missing file of the coordinator could hold are not demanded."""
     no_coordinator = missing(without(WHOLE, Event.JOB_ENDED), files=files_without("coordinator"))
-    assert no_coordinator == (["no coordinator has written anything"], [])
+    assert no_coordinator == (["coordinator: its journal is missing"], [])
     assert missing(WHOLE, files=files_without("node1")) == (
-        ["node1: its agent has written nothing"],
+        ["node1: the journal of its agent is missing"],
         [],
     )
     no_worker: tuple[list[str], list[str]] = (
-        ["node0.1: it had a rank, and has written nothing"],
+        ["node0.1: it had a rank, but its journal is missing"],
         [],
     )
     assert missing(WHOLE, files=files_without("node0.1")) == no_worker
@@ -396,7 +403,7 @@ def test_files_that_are_missing_are_named() -> None:
         missing(without(WHOLE, Event.READY, "node0.1"), files=files_without("node0.1")) == no_worker
     )
     vanished: tuple[list[str], list[str]] = (
-        ["node1.0: it had a rank, and has written nothing"],
+        ["node1.0: it had a rank, but its journal is missing"],
         [],
     )
     assert missing(unexplained(), files=files_without("node1.0")) == vanished
@@ -404,7 +411,7 @@ def test_files_that_are_missing_are_named() -> None:
 
 def test_a_file_of_another_role_is_no_file() -> None:
     other_agent = changed(WHOLE, Event.OPENED, "node1", fields(role="keeper"))
-    assert missing(other_agent) == (["node1: its agent has written nothing"], [])
+    assert missing(other_agent) == (["node1: the journal of its agent is missing"], [])
 
 
 def test_a_file_with_lines_of_another_process_is_named() -> None:
@@ -413,7 +420,7 @@ def test_a_file_with_lines_of_another_process_is_named() -> None:
         files["node0.1"], writers=(*files["node0.1"].writers, *files["node0.0"].writers)
     )
     blind, gaps = missing(WHOLE, files=files | {"node0.1": both})
-    assert blind[0] == "node0.1: it holds what the writer of node0.0 has written"
+    assert blind[0] == "node0.1: it holds records of the writer of node0.0"
     assert gaps == []
 
 
@@ -421,8 +428,8 @@ def test_a_file_without_its_begin_is_of_an_unknown_process() -> None:
     files = files_of(WHOLE)
     files["node0.1"] = msgspec.structs.replace(files["node0.1"], writers=(writer(opened=None),))
     blind, _ = missing(WHOLE, files=files)
-    assert "node0.1: the begin is missing" in blind
-    assert not [problem for problem in blind if "it is of process" in problem]
+    assert "node0.1: the first record is missing" in blind
+    assert not [problem for problem in blind if "but its node started" in problem]
 
 
 def writer(**changes: Any) -> WriterCoverage:
@@ -442,7 +449,7 @@ def writer(**changes: Any) -> WriterCoverage:
             ["node0.1: 1 damaged lines"],
         ),
         ({"writers": (writer(missing=3), writer(missing=1))}, ["node0.1: 4 records are missing"]),
-        ({"writers": (writer(), writer(opened=None))}, ["node0.1: the begin is missing"]),
+        ({"writers": (writer(), writer(opened=None))}, ["node0.1: the first record is missing"]),
     ],
 )
 def test_damage_is_counted_but_for_the_line_that_a_kill_has_torn(
@@ -458,7 +465,7 @@ def test_damage_makes_a_run_blind() -> None:
     assert missing(WHOLE, files=files) == (["node0.1: 1 damaged lines"], [])
 
 
-# -- what the run is compared with --------------------------------------------------------------------------------
+# -- what the run is compared with -----------------------------------------------------------------
 
 TWIN = Twin(
     [5.0, 4.0, 3.0, 2.0],
@@ -479,9 +486,9 @@ def started(twin: str = "", plan: str = "") -> Lines:
     ("asked", "end", "problems"),
     [
         ("", EndJob(True, ""), []),
-        ("the twin's", None, ["twin.json: what the unbroken run did is missing"]),
-        ("the twin's", FAILED, ["twin.json: what the unbroken run did is missing"]),
-        (LATER, EndJob(True, ""), ["twin.json: what the unbroken run did is missing"]),
+        ("the twin's", None, ["twin.json: the result of the unbroken run is missing"]),
+        ("the twin's", FAILED, ["twin.json: the result of the unbroken run is missing"]),
+        (LATER, EndJob(True, ""), ["twin.json: the result of the unbroken run is missing"]),
         (LATER, FAILED, []),
         (LATER, None, []),
     ],
@@ -497,22 +504,18 @@ def test_a_twin_that_was_asked_for_is_missing(
 def test_a_twin_is_the_one_that_was_asked_for(asked: str) -> None:
     assert of(run_of(started(asked)), twin=TWIN) == Coverage((), ())
     other = of(run_of(started(asked)), twin=msgspec.structs.replace(TWIN, run_id="of another run"))
-    problem = "twin.json: it is of the run of anoth, not of the twin"
+    problem = "twin.json: it belongs to the run of anoth, not to the twin"
     assert other.blind == ((problem,) if asked == "the twin's" else ())
 
 
 def test_a_twin_that_is_cut_is_named() -> None:
     short = msgspec.structs.replace(TWIN, losses=[5.0, 4.0])
-    problem = "twin.json: it has the losses of 2 steps, and the run was to have 4"
+    problem = "twin.json: it has the losses of 2 steps, but the plan has 4"
     assert of(run_of(WHOLE), twin=short).blind == (problem,)
     no_ending = of(run_of(WHOLE), twin=msgspec.structs.replace(TWIN, ending={}, scalars=""))
-    assert no_ending.blind == (
-        "twin.json: it does not tell with which state the unbroken run ended",
-    )
+    assert no_ending.blind == ("twin.json: the final state of the unbroken run is missing",)
     no_scalars = of(run_of(WHOLE), twin=msgspec.structs.replace(TWIN, scalars=""))
-    problem = (
-        "twin.json: it does not tell with which rates, schedules and counts the unbroken run ended"
-    )
+    problem = "twin.json: the final rates, schedules and counts of the unbroken run are missing"
     assert no_scalars.blind == (problem,)
     stateless = without(WHOLE, Event.STATE)
     assert of(run_of(stateless), twin=msgspec.structs.replace(TWIN, ending={})).blind == ()
@@ -527,30 +530,30 @@ def test_a_twin_of_a_run_without_a_number_of_steps_may_have_any() -> None:
 
 def test_a_reference_that_was_asked_for_is_missing() -> None:
     run = run_of(WHOLE, experiment=experiment_of(reference="on"))
-    problem = "reference.json: what plain PyTorch came to is missing; reference.log may say why"
+    problem = "reference.json: the result of plain PyTorch is missing; see reference.log"
     assert of(run).blind == (problem,)
     samples = samples_of(History(run.records), REFERENCE_STEPS, run.experiment)
-    assert of(run, reference=Reference(trained=trained(run.experiment, samples))) == Coverage(
+    assert of(run, reference=Reference(trained=inputs_digest(run.experiment, samples))) == Coverage(
         (), ()
     )
     assert of(run, reference=Reference(trained="another")) == Coverage(
-        (), ("reference.json: it is of another run",)
+        (), ("reference.json: it belongs to another run",)
     )
 
 
 def test_a_floor_is_of_the_run() -> None:
     run = run_of(WHOLE)
     samples = samples_of(History(run.records), STEPS, run.experiment)
-    assert of(run, floor=Floor(trained=trained(run.experiment, samples))) == Coverage((), ())
+    assert of(run, floor=Floor(trained=inputs_digest(run.experiment, samples))) == Coverage((), ())
     assert of(run, floor=Floor(trained="another")) == Coverage(
-        (), ("floor.json: it is of another run",)
+        (), ("floor.json: it belongs to another run",)
     )
-    problem = "floor.json: how far right runs end apart is missing; floor.log may say why"
+    problem = "floor.json: the distance between the ends of correct runs is missing; see floor.log"
     assert of(run, lacks_floor=True) == Coverage((problem,), ())
 
 
 def test_a_plan_is_the_one_that_the_run_had(tmp_path: Path) -> None:
-    problem = "plan.json: it is another one than the run had"
+    problem = "plan.json: it differs from the plan at the start of the run"
     assert of(run_of(started(plan="a digest"), directory=tmp_path)).blind == (), "there is no plan"
     (tmp_path / FILE_NAME).write_text("{}")
     assert of(run_of(started(plan="a digest"), directory=tmp_path)).blind == (problem,)
@@ -558,7 +561,7 @@ def test_a_plan_is_the_one_that_the_run_had(tmp_path: Path) -> None:
     assert of(run_of(started(), directory=tmp_path)).blind == ()
 
 
-# -- the verdict --------------------------------------------------------------------------------------------------
+# -- the verdict -----------------------------------------------------------------------------------
 
 SAMPLES = Check(
     name="every sample exactly once", verdict=Verdict.FAILED, detail="missing: step 1 shard 0"
@@ -585,7 +588,7 @@ def test_three_problems_are_shown_and_others_counted() -> None:
 
 def test_a_check_that_lacks_the_last_records_of_a_node_is_unknown() -> None:
     cut = Coverage((), (), ("node1", "node2"))
-    spared = cut.spare([SAMPLES, LOSSES, BATCH, FINE])
+    spared = cut.excuse_failures([SAMPLES, LOSSES, BATCH, FINE])
     assert [check.verdict for check in spared] == [
         Verdict.UNKNOWN,
         Verdict.FAILED,
@@ -594,7 +597,7 @@ def test_a_check_that_lacks_the_last_records_of_a_node_is_unknown() -> None:
     ]
     assert spared[0].detail == "missing: step 1 shard 0; the last records of node1, node2 were lost"
     assert spared[0].name == SAMPLES.name
-    assert Coverage((), ()).spare([SAMPLES, FINE]) == [SAMPLES, FINE]
+    assert Coverage((), ()).excuse_failures([SAMPLES, FINE]) == [SAMPLES, FINE]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Faults, losses and recoveries of a run as events: which records make one, and what an Event of Kubernetes says."""
+"""Faults, losses and recoveries of a run as events: the records that make one, and the text of a
+Kubernetes Event.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ EVENTS = "/api/v1/namespaces/chaos/events"
 
 
 def events_of(records: Iterable[Record]) -> list[RunEvent]:
-    """The events of a run that is over."""
+    """Return the events of a run that is over."""
     fold, events = RunEvents(), list[RunEvent]()
-    for one in sorted(records, key=lambda found: found.t_ns):
-        events += fold.take(one)
+    for line in sorted(records, key=lambda line: line.t_ns):
+        events += fold.take(line)
     return events + fold.finish()
 
 
-def told(events: Iterable[RunEvent]) -> list[tuple[str, str]]:
+def reasons_and_texts(events: Iterable[RunEvent]) -> list[tuple[str, str]]:
     return [(event.reason, event.text) for event in events]
 
 
@@ -126,18 +128,22 @@ TAKEN = {
 def test_a_record_makes_an_event_or_none(
     event: Event, fields: dict[str, Any], reason: str, text: str
 ) -> None:
-    found = event_of(record(5, "harness", event, **fields), 2, "Kill(rank=1)")
-    assert (found is None) is (not reason)
-    if found is not None:
-        assert (found.reason, found.text, found.t_ns) == (reason, text, STARTED_NS + 5_000_000)
+    run_event = event_of(record(5, "harness", event, **fields), 2, "Kill(rank=1)")
+    assert (run_event is None) is (not reason)
+    if run_event is not None:
+        assert (run_event.reason, run_event.text, run_event.t_ns) == (
+            reason,
+            text,
+            STARTED_NS + 5_000_000,
+        )
         is_calm = reason in ("FaultLanded", "NodeReplaced", "CoordinatorResumed", "Recovered")
-        assert found.is_warning is not is_calm
+        assert run_event.is_warning is not is_calm
 
 
 def test_a_whole_run_is_told_in_four_events() -> None:
     fault = "Kill(rank=1, at_step=2)"
     after = f"0.02 s after the fault {fault} (loss of rank 1 on node1: exited)"
-    assert told(events_of(whole_records())) == [
+    assert reasons_and_texts(events_of(whole_records())) == [
         ("FaultInjected", f"{fault}: at rank 1 (worker node1.0) on node1, step 2"),
         ("FaultLanded", f"{fault}: pid 101 was killed by SIGKILL"),
         (
@@ -160,9 +166,12 @@ def test_a_loss_that_two_coordinators_tell_of_is_one_event() -> None:
 
 
 def test_a_fault_without_evidence_is_not_proven() -> None:
-    records = [one for one in whole_records() if one.event != Event.EVIDENCE]
+    records = [line for line in whole_records() if line.event != Event.EVIDENCE]
     events = {event.reason: event for event in events_of(records)}
-    assert events["FaultNotProven"].text == "Kill(rank=1, at_step=2): nothing shows that it landed"
+    assert (
+        events["FaultNotProven"].text
+        == "Kill(rank=1, at_step=2): no evidence shows that it took effect"
+    )
     assert "FaultLanded" not in events
 
 
@@ -179,14 +188,14 @@ def test_a_loss_without_a_fault_is_measured_from_the_loss() -> None:
     faults = (Event.INJECTED, Event.EVIDENCE, Event.UNDONE)
     (recovered,) = [
         event
-        for event in events_of(one for one in whole_records() if one.event not in faults)
+        for event in events_of(line for line in whole_records() if line.event not in faults)
         if event.reason == "Recovered"
     ]
     assert recovered.text.endswith("s after the loss of rank 1 on node1 (exited)")
 
 
 def test_a_run_that_does_not_come_back_says_so() -> None:
-    records = [one for one in whole_records() if one.t_ns < STARTED_NS + 40_000_000]
+    records = [line for line in whole_records() if line.t_ns < STARTED_NS + 40_000_000]
     records.append(
         record(90, "harness", Event.RUN_ENDED, reason="deadline", ok=False, detail="", exits={})
     )
@@ -212,19 +221,19 @@ def test_a_loss_that_is_known_after_its_group_broke_explains_the_recovery(
     """The plan without a group comes before the loss of the node that broke it."""
     struck = STRUCK | {"worker": f"{node}.0", "node": node, "nodes": [node]}
     records = [record(31, "harness", Event.INJECTED, **struck), plan(34, 2, "node0.0")]
-    for one in whole_records():
-        if one.event == Event.INJECTED:
+    for line in whole_records():
+        if line.event == Event.INJECTED:
             continue
-        if one.t_ns >= STARTED_NS + 36_000_000 and one.get("generation") == 2:
-            one.fields["generation"] = 3
-        records.append(one)
+        if line.t_ns >= STARTED_NS + 36_000_000 and line.get("generation") == 2:
+            line.fields["generation"] = 3
+        records.append(line)
     (recovered,) = [event for event in events_of(records) if event.reason == "Recovered"]
     assert recovered.text.endswith(origin)
     assert "2 ranks, generation 3" in recovered.text
 
 
 def test_a_planned_change_of_the_world_is_no_recovery() -> None:
-    calm = [one for one in whole_records() if one.t_ns < STARTED_NS + 30_000_000]
+    calm = [line for line in whole_records() if line.t_ns < STARTED_NS + 30_000_000]
     world = plan(31, 2, "node0.0")
     world.fields["abort"] = False
     commits = [
@@ -245,7 +254,7 @@ def test_a_planned_change_of_the_world_is_no_recovery() -> None:
     assert events_of([*calm, world, *commits]) == []
 
 
-# -- the thread -------------------------------------------------------------------------------------------------------
+# -- the thread ------------------------------------------------------------------------------------
 
 
 def test_events_are_shown_while_the_run_goes_on(tmp_path: Path) -> None:
@@ -253,7 +262,9 @@ def test_events_are_shown_while_the_run_goes_on(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal", "coordinator")
     with showing_events(tmp_path, shown.append):
         journal.write(Event.NODE_LOST, node="node1", detail="no lease")
-        wait_until(lambda: told(shown) == [("NodeLost", "node1: no lease")], "the event")
+        wait_until(
+            lambda: reasons_and_texts(shown) == [("NodeLost", "node1: no lease")], "the event"
+        )
         journal.write(Event.NODE_LOST, node="node2", detail="no lease")
     assert [event.text for event in shown] == ["node1: no lease", "node2: no lease"], (
         "none is left when the run ends"
@@ -281,12 +292,12 @@ def test_a_platform_that_shows_no_events_costs_no_thread(tmp_path: Path) -> None
         assert not [thread for thread in threading.enumerate() if thread.name == "ck-events"]
 
 
-# -- Kubernetes -------------------------------------------------------------------------------------------------------
+# -- Kubernetes ------------------------------------------------------------------------------------
 
 
 def test_an_event_is_about_the_job_of_the_session() -> None:
     event = RunEvent(5, "WorkerLost", "Detect", "rank 1", is_warning=True)
-    made = event_manifest(
+    manifest = event_manifest(
         event,
         JOB,
         "chaos",
@@ -295,11 +306,15 @@ def test_an_event_is_about_the_job_of_the_session() -> None:
         unix_ns=1_700_000_000_123_456_789,
         instance="pod-1",
     )
-    assert made["involvedObject"] == {**JOB, "namespace": "chaos"}
-    assert (made["type"], made["reason"], made["action"]) == ("Warning", "WorkerLost", "Detect")
-    assert (made["reportingComponent"], made["reportingInstance"]) == ("chaoskit", "pod-1")
-    assert made["eventTime"] == "2023-11-14T22:13:20.123456Z"
-    assert made["firstTimestamp"] == made["lastTimestamp"] == "2023-11-14T22:13:20Z"
+    assert manifest["involvedObject"] == {**JOB, "namespace": "chaos"}
+    assert (manifest["type"], manifest["reason"], manifest["action"]) == (
+        "Warning",
+        "WorkerLost",
+        "Detect",
+    )
+    assert (manifest["reportingComponent"], manifest["reportingInstance"]) == ("chaoskit", "pod-1")
+    assert manifest["eventTime"] == "2023-11-14T22:13:20.123456Z"
+    assert manifest["firstTimestamp"] == manifest["lastTimestamp"] == "2023-11-14T22:13:20Z"
 
 
 @pytest.mark.parametrize(
@@ -354,13 +369,15 @@ def test_a_right_that_is_missing_is_told_once(tmp_path: Path) -> None:
         for _ in range(3):
             writer.write(event, JOB, "002-b", "")
     (line,) = lines
-    assert "create events is needed" in line
+    assert "the right to create events is missing" in line
     assert "events is forbidden" in line
     assert len(server.requests) == 1
 
 
 def test_an_event_that_was_written_and_not_answered_is_written_once(tmp_path: Path) -> None:
-    """The second attempt has the same name, and the conflict says that the first one was carried out."""
+    """The second attempt has the same name; the conflict shows that the first attempt was carried
+    out.
+    """
     lines, event = list[str](), RunEvent(0, "NodeLost", "Detect", "node1", is_warning=True)
     answers = [(501, {}), refusal(409, "already exists"), refusal(404, "not found"), (201, {})]
 
@@ -384,4 +401,6 @@ def test_an_event_that_is_refused_for_itself_ends_no_others(tmp_path: Path) -> N
         wait_until(lambda: lines, "the answer")
         writer.write(event, JOB, "001-a", "")
     assert len(server.requests) == 2
-    assert all("Too long" in line and "create events is needed" not in line for line in lines)
+    assert all(
+        "Too long" in line and "the right to create events is missing" not in line for line in lines
+    )

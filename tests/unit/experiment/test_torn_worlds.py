@@ -1,4 +1,6 @@
-"""Which lost steps the age of a copy explains: only those of a world whose every member ended in the same update."""
+"""Lost steps that the age of a copy explains: every member of their world ended in the same
+update.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ EVERY = 8
 
 
 class Script:
-    """The journals of a replicated run of some ranks, in the order in which they are written."""
+    """The journals of a replicated run of some ranks, in the order of their writing."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -65,18 +67,20 @@ class Script:
 def script(
     restored: int, *, every: int = EVERY, torn: tuple[tuple[str, int], ...] = (("a", AT), ("b", AT))
 ) -> Script:
-    """Two ranks commit ``AT`` steps; two others begin with a copy of ``restored`` steps."""
-    found = Script()
-    found.plan("a", "b")
-    found.copied(1)
-    found.copied(every)
-    found.commit(0, AT)
+    """Return a script in which two ranks commit ``AT`` steps, and two others begin with a copy of
+    ``restored`` steps.
+    """
+    journals = Script()
+    journals.plan("a", "b")
+    journals.copied(1)
+    journals.copied(every)
+    journals.commit(0, AT)
     for worker, step in torn:
-        found.tear(step, worker)
-    found.plan("c", "d")
-    found.copied(1, "c")
-    found.commit(restored, AT + 3)
-    return found
+        journals.tear(step, worker)
+    journals.plan("c", "d")
+    journals.copied(1, "c")
+    journals.commit(restored, AT + 3)
+    return journals
 
 
 @pytest.mark.parametrize("age", range(EVERY))
@@ -98,7 +102,7 @@ def test_the_steps_since_a_copy_are_explained_where_every_rank_ended_in_one_upda
 def test_where_one_rank_may_have_left_a_whole_state_nothing_is_explained(
     torn: tuple[tuple[str, int], ...], what: str
 ) -> None:
-    """Beside the step in flight."""
+    """The step in flight is explained, and no other."""
     assert script(AT - 4, torn=torn).unexplained == 3, what
     assert script(AT - 1, torn=torn).unexplained == 0, "the last step was in flight"
 
@@ -110,65 +114,65 @@ def test_a_copy_that_is_older_than_it_may_be_explains_nothing() -> None:
 
 
 def test_the_interval_is_that_of_the_world_that_ended() -> None:
-    """Another one may have copied less often, before or after."""
-    found = Script()
-    found.plan("a", "b")
-    found.copied(50)
-    found.commit(0, AT)
-    found.plan("a", "b", "c")
-    found.copied(2)
-    found.commit(AT, 30)
-    found.tear(30, "a", "b", "c")
-    found.plan("d")
-    found.copied(50, "d")
-    found.commit(25, 40)
-    assert found.unexplained == 4
+    """Another world may have copied less often, before or after."""
+    journals = Script()
+    journals.plan("a", "b")
+    journals.copied(50)
+    journals.commit(0, AT)
+    journals.plan("a", "b", "c")
+    journals.copied(2)
+    journals.commit(AT, 30)
+    journals.tear(30, "a", "b", "c")
+    journals.plan("d")
+    journals.copied(50, "d")
+    journals.commit(25, 40)
+    assert journals.unexplained == 4
 
 
 def test_of_two_nodes_that_copy_either_copy_may_be_the_one_that_is_left() -> None:
-    found = script(AT - 4, torn=())
-    assert found.unexplained == 3
-    other = Script()
-    other.plan("a", "b")
-    other.copied(2, "a")
-    other.copied(5, "b")
-    other.commit(0, AT)
-    other.tear(AT, "a", "b")
-    other.plan("c")
-    other.commit(AT - 4, AT + 1)
-    assert other.unexplained == 0
+    untorn = script(AT - 4, torn=())
+    assert untorn.unexplained == 3
+    journals = Script()
+    journals.plan("a", "b")
+    journals.copied(2, "a")
+    journals.copied(5, "b")
+    journals.commit(0, AT)
+    journals.tear(AT, "a", "b")
+    journals.plan("c")
+    journals.commit(AT - 4, AT + 1)
+    assert journals.unexplained == 0
 
 
 def test_a_second_world_that_is_torn_explains_its_own_steps_only() -> None:
-    found = Script()
-    found.plan("a", "b")
-    found.copied(EVERY)
-    found.commit(0, AT)
-    found.tear(AT, "a", "b")
-    found.plan("c", "d")
-    found.copied(1, "c")
-    found.copied(3, "c")
-    found.commit(AT - 5, AT - 2)
-    found.tear(AT - 2, "c", "d")
-    found.plan("e", "f")
-    found.commit(AT - 4, AT + 3)
-    assert found.unexplained == 0
-    found.plan("g")
-    found.commit(AT + 1, AT + 4)
-    assert found.unexplained == 1, "the last world was not torn"
+    journals = Script()
+    journals.plan("a", "b")
+    journals.copied(EVERY)
+    journals.commit(0, AT)
+    journals.tear(AT, "a", "b")
+    journals.plan("c", "d")
+    journals.copied(1, "c")
+    journals.copied(3, "c")
+    journals.commit(AT - 5, AT - 2)
+    journals.tear(AT - 2, "c", "d")
+    journals.plan("e", "f")
+    journals.commit(AT - 4, AT + 3)
+    assert journals.unexplained == 0
+    journals.plan("g")
+    journals.commit(AT + 1, AT + 4)
+    assert journals.unexplained == 1, "the last world was not torn"
 
 
 def test_ranks_that_wrote_their_commit_down_and_did_not_finish_the_update_are_torn() -> None:
     """A commit is written down inside the update."""
-    found = Script()
-    found.plan("a", "b")
-    found.copied(EVERY)
-    found.commit(0, AT)
-    found.commit(AT, AT + 1, "b")
-    found.tear(AT, "a", "b")
-    found.plan("c", "d")
-    found.commit(AT - EVERY + 1, AT + 3)
-    assert found.unexplained == 0
+    journals = Script()
+    journals.plan("a", "b")
+    journals.copied(EVERY)
+    journals.commit(0, AT)
+    journals.commit(AT, AT + 1, "b")
+    journals.tear(AT, "a", "b")
+    journals.plan("c", "d")
+    journals.commit(AT - EVERY + 1, AT + 3)
+    assert journals.unexplained == 0
 
 
 @settings(max_examples=examples(200), deadline=None, database=None)
@@ -180,13 +184,13 @@ def test_ranks_that_wrote_their_commit_down_and_did_not_finish_the_update_are_to
 def test_lost_steps_are_explained_exactly_if_all_ended_so_and_the_copy_was_young_enough(
     every: int, age: int, torn: set[str]
 ) -> None:
-    found = script(AT - age, every=every, torn=tuple((worker, AT) for worker in sorted(torn)))
+    journals = script(AT - age, every=every, torn=tuple((worker, AT) for worker in sorted(torn)))
     beside_the_last = max(0, age - 1)
     explained = torn == {"a", "b"} and age < every
-    assert found.unexplained == (0 if explained else beside_the_last)
+    assert journals.unexplained == (0 if explained else beside_the_last)
 
 
 def test_the_longest_interval_of_a_run_is_told() -> None:
-    """In steps and in seconds."""
+    """The interval is given in steps and in seconds."""
     assert widest_interval(script(AT).records) == CopyInterval(steps=EVERY, seconds=0.8)
     assert widest_interval(Script().records) is None

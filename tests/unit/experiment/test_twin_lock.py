@@ -1,4 +1,4 @@
-"""The lock of a twin: two processes that want the same one train it once."""
+"""The lock of a twin: two processes that need the same twin train it once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with TwinCache(directory).lock(plan_experiment("gpt", steps=steps)):
 
 
 def holder(directory: Path, steps: int) -> subprocess.Popen[str]:
-    """A process that takes the lock and keeps it until it reads a line."""
+    """Start a process that takes the lock and keeps it until it reads a line."""
     command = [sys.executable, "-c", HOLD, str(directory), str(steps)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -34,13 +34,16 @@ def holder(directory: Path, steps: int) -> subprocess.Popen[str]:
 
 
 def waits_for_a_lock(pid: int) -> bool:
-    """Whether the kernel lists the process among those that are blocked by another one's lock."""
+    """Return whether the kernel lists the process among those blocked by another process's lock."""
     lines = (line.split() for line in Path("/proc/locks").read_text().splitlines())
     return any(fields[1] == "->" and int(fields[5]) == pid for fields in lines)
 
 
 def test_one_process_at_a_time_trains_a_twin(tmp_path: Path) -> None:
-    """The second one waits, and gets the lock when the first one is killed; another twin is free meanwhile."""
+    """The second process waits, and gets the lock when the first is killed.
+
+    Another twin is free meanwhile.
+    """
     first, second = holder(tmp_path, 3), None
     try:
         assert first.stdout is not None

@@ -1,4 +1,6 @@
-"""Two sets of runs beside each other: what is worse, what is not, and of what nothing can be said."""
+"""Comparison of two sets of runs: numbers that are worse, numbers that are not, and numbers that
+cannot be decided.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ import pytest
 from support.runs import run
 
 from chaoskit.history.compare import RunComparison, compare
-from chaoskit.history.faces import comparison_sentence, markdown, render_comparison
 from chaoskit.history.finding import NumberChange
 from chaoskit.history.record import Metric, RunRecord
+from chaoskit.history.rendering import comparison_sentence, markdown, render_comparison
 from chaoskit.report.terminal import Terminal
 from chaoskit.vocabulary import Verdict
 
@@ -23,7 +25,7 @@ def sample(size: int, by: float = 1.0, seed: int = 1, **more: Any) -> list[RunRe
 
 
 def changes(comparison: RunComparison) -> dict[str, NumberChange]:
-    return {one.metric: one.change for one in comparison.findings}
+    return {finding.metric: finding.change for finding in comparison.findings}
 
 
 def test_equal_runs_are_unchanged() -> None:
@@ -33,7 +35,7 @@ def test_equal_runs_are_unchanged() -> None:
 
 
 def test_a_longer_recovery_is_worse_and_a_shorter_one_better() -> None:
-    """In seconds, and beside a step of its own run."""
+    """The verdict holds in seconds, and relative to a step of the same run."""
     worse = changes(compare(sample(10), sample(10, by=1.3, seed=2)))
     assert worse["recovery"] is worse["recovery / step"] is NumberChange.REGRESSED
     better = changes(compare(sample(10), sample(10, by=0.7, seed=2)))
@@ -45,10 +47,10 @@ def test_a_longer_recovery_is_worse_and_a_shorter_one_better() -> None:
 
 
 def test_a_few_runs_cannot_decide_and_say_how_many_would() -> None:
-    found = compare(sample(4), sample(4, by=1.5, seed=2))
-    assert changes(found)["recovery"] is NumberChange.UNDECIDED
-    assert "5 each at least" in next(
-        one.reason for one in found.findings if one.metric == "recovery"
+    comparison = compare(sample(4), sample(4, by=1.5, seed=2))
+    assert changes(comparison)["recovery"] is NumberChange.UNDECIDED
+    assert "at least 5 of each" in next(
+        finding.reason for finding in comparison.findings if finding.metric == "recovery"
     )
 
 
@@ -60,13 +62,18 @@ def test_a_few_runs_cannot_decide_and_say_how_many_would() -> None:
     ],
 )
 def test_seconds_of_another_machine_decide_nothing(more: dict[str, Any], reason: str) -> None:
-    """Nor those of the same one on a slow day. What is divided by a step of the same run does."""
+    """Seconds of the same machine on a slow day do not decide either.
+
+    A quotient by a step of the same run does.
+    """
     slower = 1.2 if "step_s" in more else 1.5
-    found = compare(sample(10), sample(10, by=slower, seed=2, **more))
-    assert changes(found)["recovery"] is NumberChange.INCOMPARABLE
-    assert reason in next(one.reason for one in found.findings if one.metric == "recovery")
+    comparison = compare(sample(10), sample(10, by=slower, seed=2, **more))
+    assert changes(comparison)["recovery"] is NumberChange.INCOMPARABLE
+    assert reason in next(
+        finding.reason for finding in comparison.findings if finding.metric == "recovery"
+    )
     expected = NumberChange.UNCHANGED if "step_s" in more else NumberChange.REGRESSED
-    assert changes(found)["recovery / step"] is expected
+    assert changes(comparison)["recovery / step"] is expected
 
 
 @pytest.mark.parametrize(
@@ -78,10 +85,10 @@ def test_seconds_of_another_machine_decide_nothing(more: dict[str, Any], reason:
     ],
 )
 def test_one_miss_is_a_finding_where_there_was_none(metric: str, more: dict[str, Any]) -> None:
-    found = compare([run()], [run(), run(**more)])
-    assert changes(found)[metric] is NumberChange.REGRESSED
-    assert found.is_regressed
-    assert "1 of 2 runs missed it, 0 of 1 before" in markdown(found)
+    comparison = compare([run()], [run(), run(**more)])
+    assert changes(comparison)[metric] is NumberChange.REGRESSED
+    assert comparison.is_regressed
+    assert "1 of 2 runs missed it, 0 of 1 before" in markdown(comparison)
     assert changes(compare([run(**more)], [run(**more)]))[metric] is NumberChange.UNDECIDED
     assert changes(compare([run(**more)] * 10, [run()] * 10))[metric] is NumberChange.BETTER
 
@@ -108,7 +115,7 @@ def test_where_some_missed_before_the_shares_decide(
 
 
 def test_lost_steps_are_compared_by_shares_alone() -> None:
-    """Whether one is lost may depend on the moment of a fault."""
+    """The loss of a step may depend on the moment of a fault."""
     assert (
         changes(compare([run()] * 5, [run(lost_steps=1)]))["lost_steps"] is NumberChange.UNDECIDED
     )
@@ -119,20 +126,26 @@ def test_lost_steps_are_compared_by_shares_alone() -> None:
 
 
 def test_what_is_not_measured_any_more_is_no_good_news() -> None:
-    found = compare([run()] * 6, [run(recovery_s=None)] * 6)
-    assert changes(found)["recovery"] is changes(found)["recovery / step"] is NumberChange.UNDECIDED
-    assert "not measured any more" in markdown(found)
+    comparison = compare([run()] * 6, [run(recovery_s=None)] * 6)
+    assert (
+        changes(comparison)["recovery"]
+        is changes(comparison)["recovery / step"]
+        is NumberChange.UNDECIDED
+    )
+    assert "not measured any more" in markdown(comparison)
 
 
 def test_a_quotient_whose_divisor_got_smaller_is_not_worse() -> None:
-    """Steps that got faster, or a machine that is, and a recovery that waits for a fixed limit."""
-    found = compare(sample(10), sample(10, seed=2, step_s=0.005))
-    assert changes(found)["recovery / step"] is NumberChange.INCOMPARABLE
-    assert "step got shorter" in markdown(found)
+    """Steps got faster, or the machine is faster, and a recovery waits for a fixed limit."""
+    comparison = compare(sample(10), sample(10, seed=2, step_s=0.005))
+    assert changes(comparison)["recovery / step"] is NumberChange.INCOMPARABLE
+    assert "step got shorter" in markdown(comparison)
 
 
 def test_seconds_are_compared_on_each_machine_by_itself() -> None:
-    """Else a session with another mix of machines would look worse."""
+    """Seconds of different machines are not mixed; a session with another mix would otherwise look
+    worse.
+    """
     slow = {"machine": "a slow one, 1 core, local"}
     before = [*sample(9), *sample(1, by=3.0, **slow)]
     after = [*sample(6, seed=2), *sample(14, by=3.0, seed=3, **slow)]
@@ -143,26 +156,26 @@ def test_seconds_are_compared_on_each_machine_by_itself() -> None:
 
 def test_how_long_a_run_took_that_did_not_recover_says_nothing_of_the_others() -> None:
     failed = [run(0.5, verdict=Verdict.FAILED) for _ in range(10)]
-    found = compare([*sample(10), *failed], sample(10, by=1.5, seed=2))
-    assert changes(found)["recovery"] is NumberChange.REGRESSED
+    comparison = compare([*sample(10), *failed], sample(10, by=1.5, seed=2))
+    assert changes(comparison)["recovery"] is NumberChange.REGRESSED
 
 
 def test_among_many_series_some_look_worse_by_chance() -> None:
-    """One of forty that just passes the limit for one alone is not called so."""
+    """A single one of forty series that just passes the limit for one series is no regression."""
     before = sample(5)
     assert compare(before, [run(0.07) for _ in range(5)]).is_regressed
     others = [f"other{number}" for number in range(40)]
-    same = [one for name in others for one in sample(5, series=name)]
-    late = [one for name in others for one in sample(5, seed=7, series=name)]
+    same = [record for name in others for record in sample(5, series=name)]
+    late = [record for name in others for record in sample(5, seed=7, series=name)]
     assert not compare([*before, *same], [*[run(0.07) for _ in range(5)], *late]).is_regressed
 
 
 def test_a_new_test_has_no_reference_and_one_without_a_run_is_named() -> None:
-    found = compare([run(title="test_old")], [run(series="two", title="test_new")])
-    assert changes(found) == {"all": NumberChange.NO_REFERENCE}
-    assert found.absent == ["test_old"]
-    assert found.is_open
-    assert "1 no reference; 1 series of before had no run" in comparison_sentence(found)
+    comparison = compare([run(title="test_old")], [run(series="two", title="test_new")])
+    assert changes(comparison) == {"all": NumberChange.NO_REFERENCE}
+    assert comparison.absent == ["test_old"]
+    assert comparison.is_open
+    assert "1 no reference; 1 earlier series had no run" in comparison_sentence(comparison)
 
 
 def test_another_definition_is_another_series() -> None:
@@ -178,44 +191,46 @@ def test_another_definition_is_another_series() -> None:
     ],
 )
 def test_runs_that_say_nothing_are_counted_apart(more: dict[str, Any], why: str) -> None:
-    """All of them unknown, or judged by their tests: nothing was compared, which is no good news."""
-    found = compare([run()], [run(**more)])
-    assert found.findings == []
-    assert found.uncounted == {why: 1}
-    assert found.is_open
-    assert not found.is_regressed
+    """Unknown runs, and runs judged by their tests, are counted apart: nothing was compared, which
+    is no good news.
+    """
+    comparison = compare([run()], [run(**more)])
+    assert comparison.findings == []
+    assert comparison.uncounted == {why: 1}
+    assert comparison.is_open
+    assert not comparison.is_regressed
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.3])
 def test_chance_alone_is_called_worse_in_one_of_a_hundred(noise: float) -> None:
-    """1,000 pairs of ten runs of the same, whose recoveries, steps and bounds vary by themselves."""
+    """Recoveries, steps and bounds of 1,000 pairs of ten equal runs vary independently."""
     chance = random.Random(5)
 
     def runs() -> list[RunRecord]:
-        found = []
+        records = []
         for _ in range(10):
             recovery_s, step_s, bound_s = (
                 by * exp(chance.gauss(0, noise)) for by in (0.05, 0.01, 0.005)
             )
-            found.append(run(recovery_s, step_s))
-            found[-1].metrics["bound"] = Metric(bound_s, "s", "")
-        return found
+            records.append(run(recovery_s, step_s))
+            records[-1].metrics["bound"] = Metric(bound_s, "s", "")
+        return records
 
     wrong = sum(compare(runs(), runs()).is_regressed for _ in range(1000))
-    assert wrong <= 20  # 10 are expected at most; 20 come about once in 300 tries
+    assert wrong <= 20  # 10 are expected at most; 20 come about once in 300 attempts
 
 
 def test_faces_say_the_same() -> None:
-    found = compare(
+    comparison = compare(
         sample(10, title="test|kill\x1b"), sample(10, by=1.4, seed=2, title="test|kill\x1b")
     )
     terminal = Terminal(record=True, width=100)
-    terminal.print(render_comparison(found))
+    terminal.print(render_comparison(comparison))
     shown = terminal.export_text()
-    for told in (shown, markdown(found)):
-        assert "regressed" in told
-        assert "\x1b" not in told
-    assert "test\\|kill" in markdown(found)
+    for text in (shown, markdown(comparison)):
+        assert "regressed" in text
+        assert "\x1b" not in text
+    assert "test\\|kill" in markdown(comparison)
     assert "\\<b\\>\\@all" in markdown(compare([run()], [run(series="two", title="<b>@all")]))
 
 
@@ -227,17 +242,20 @@ def test_faces_say_the_same() -> None:
     ],
 )
 def test_a_machine_that_was_faster_is_not_called_slower(step_s: float, told: str) -> None:
-    found = compare(sample(10), sample(10, seed=2, step_s=step_s))
-    assert next(one.reason for one in found.findings if one.metric == "recovery") == told
+    comparison = compare(sample(10), sample(10, seed=2, step_s=step_s))
+    assert (
+        next(finding.reason for finding in comparison.findings if finding.metric == "recovery")
+        == told
+    )
 
 
 def test_a_bound_that_is_the_step_is_no_number_of_its_own() -> None:
-    """The bound of a command's recovery is one usual step: both quotients are the same one."""
+    """The bound of a command's recovery is one usual step, so both quotients are equal."""
 
     def of_command(by: float, seed: int) -> list[RunRecord]:
         runs = sample(10, by=by, seed=seed, stack="command")
-        for one in runs:
-            one.metrics["bound"] = one.metrics["step"]
+        for record in runs:
+            record.metrics["bound"] = record.metrics["step"]
         return runs
 
     worse = [name for name, change in changes(compare(of_command(1.0, 1), of_command(1.5, 2))).items()
@@ -248,9 +266,11 @@ def test_a_bound_that_is_the_step_is_no_number_of_its_own() -> None:
 
 
 def with_strength(runs: list[RunRecord], times: float) -> list[RunRecord]:
-    """The same runs, whose world was whole again after so many times of their recovery."""
-    for one in runs:
-        one.metrics["full_strength"] = Metric(one.metrics["recovery"].value * times, "s", "lower")
+    """Return the runs; their world was whole again after ``times`` times their recovery."""
+    for record in runs:
+        record.metrics["full_strength"] = Metric(
+            record.metrics["recovery"].value * times, "s", "lower"
+        )
     return runs
 
 
@@ -261,20 +281,22 @@ def with_strength(runs: list[RunRecord], times: float) -> list[RunRecord]:
         (3.0, 6.0, NumberChange.REGRESSED),
         (3.0, 1.0, NumberChange.BETTER),
         (3.0, 3.0, NumberChange.UNCHANGED),
-        (1.0, 1.0, None),  # it is the recovery itself, which is compared already
+        (1.0, 1.0, None),  # full strength is the recovery itself, which is compared already
     ],
 )
 def test_full_strength_behind_the_recovery_is_decided(
     before: float, after: float, change: NumberChange | None
 ) -> None:
-    found = changes(
+    found_changes = changes(
         compare(with_strength(sample(10), before), with_strength(sample(10, seed=2), after))
     )
-    assert found["recovery / step"] is NumberChange.UNCHANGED
-    assert found.get("full_strength / step") is change
+    assert found_changes["recovery / step"] is NumberChange.UNCHANGED
+    assert found_changes.get("full_strength / step") is change
 
 
 def test_a_world_that_is_never_whole_again_is_said() -> None:
-    found = compare(with_strength(sample(10), 1.0), sample(10, seed=2))
-    (strength,) = [one for one in found.findings if one.metric == "full_strength / step"]
+    comparison = compare(with_strength(sample(10), 1.0), sample(10, seed=2))
+    (strength,) = [
+        finding for finding in comparison.findings if finding.metric == "full_strength / step"
+    ]
     assert "not measured any more" in strength.reason

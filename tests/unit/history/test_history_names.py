@@ -1,4 +1,4 @@
-"""Series and runs of a history are found by their names: an exact match counts before a prefix and a part."""
+"""Names of series and runs of a history: an exact match counts before a prefix and a part."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_misspelt_test_is_guessed(store: str, capsys: pytest.CaptureFixture[st
 def test_a_series_without_recoveries_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The default metric is missing in runs in which nothing was lost. A metric that was asked for must exist."""
+    """The default metric is missing in runs without a loss. A requested metric must exist."""
     store = str(tmp_path / "history")
     history = RunHistory(store)
     failed = run(None, series="aaaa", verdict=Verdict.UNKNOWN)
@@ -99,7 +99,7 @@ def test_a_run_is_replayed_by_its_exact_name_first(tmp_path: Path) -> None:
     contents.take(encode([SeriesRecord(series="one", plan={"settings": {}}), *runs]), "a")
     plan = json.loads(plan_of_run(contents, "night-1", tmp_path))
     assert plan["settings"]["seed"] == 1
-    with pytest.raises(BadInput, match="several begin so"):
+    with pytest.raises(BadInput, match="several runs match"):
         plan_of_run(contents, "night", tmp_path)
 
 

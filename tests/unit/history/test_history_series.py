@@ -1,4 +1,4 @@
-"""Which runs are of one experiment, and what of a plan is kept with it."""
+"""The assignment of runs to experiments, and the parts of a plan that are kept with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAN: dict[str, Any] = {
 
 
 def outcome(**more: Any) -> Outcome:
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "substrate": "local",
         "nodes": 4,
         "spares": 1,
@@ -42,7 +42,7 @@ def outcome(**more: Any) -> Outcome:
         "wall_s": 1.0,
         "verdict": Verdict.PASSED,
     }
-    return Outcome(**fixed, reasons=[], steps=[], ledger=None, lost_steps=0, **told)
+    return Outcome(**fixed, reasons=[], steps=[], ledger=None, lost_steps=0, **settings)
 
 
 def series(plan: dict[str, Any] = PLAN, root: Path = ROOT, **more: Any) -> str:
@@ -91,18 +91,18 @@ def test_what_was_chosen_otherwise_is_another_series(
 
 
 def test_jobs_outside_of_the_repository_are_told_apart_by_their_contents(tmp_path: Path) -> None:
-    """Tests write one into a directory each."""
-    found = {}
+    """Tests write one job into a directory each."""
+    series_by_directory = {}
     for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.py").write_text(text)
-        found[name] = series(PLAN | {"job": f"{tmp_path / name / 'train.py'}:main"})
-    assert found["a"] == found["b"] != found["c"]
+        series_by_directory[name] = series(PLAN | {"job": f"{tmp_path / name / 'train.py'}:main"})
+    assert series_by_directory["a"] == series_by_directory["b"] != series_by_directory["c"]
 
 
 @pytest.mark.parametrize("form", ["{}", "--data={}", "file://{}", "x {}"])
 def test_temporary_directories_begin_no_series(form: str, tmp_path: Path) -> None:
-    """Wherever they stand."""
+    """The place of the directory does not matter."""
     first, second = (
         PLAN | {"options": {"data": form.format(tmp_path / name)}} for name in ("one", "two")
     )
@@ -126,7 +126,7 @@ def test_a_role_counts_as_it_was_asked_for(faults: list[Fault]) -> None:
 
 
 def test_secrets_stay_where_they_are() -> None:
-    """A history may lie where others read it."""
+    """A history may lie where other users read it."""
     command = [
         "python",
         "train.py",

@@ -1,4 +1,4 @@
-"""SLAs: what lines say, what records show of them, and files that say nonsense."""
+"""SLAs: the meaning of lines, the evidence of records, and nonsensical files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from chaoskit.observe.histograms import RecoveryTimes
 from chaoskit.report.terminal import Terminal
 from chaoskit.sla.exact import runs_needed, shows_at_least, shows_less
 from chaoskit.sla.export import BOUNDS_S, prometheus_rules
-from chaoskit.sla.faces import render_sla, sla_markdown, sla_sentence
 from chaoskit.sla.judge import Judged, State, exit_code, judge
 from chaoskit.sla.language import parse
 from chaoskit.sla.promises import Sla, load, sla_of_lines
+from chaoskit.sla.rendering import render_sla, sla_markdown, sla_sentence
 from chaoskit.vocabulary import Verdict
 
-# -- counting ---------------------------------------------------------------------------------------------------------
+# -- counting --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ from chaoskit.vocabulary import Verdict
     ],
 )
 def test_how_many_runs_a_share_takes(share: float, misses: int, runs: int) -> None:
-    """The published table for a confidence of 95 %."""
+    """The numbers are those of the published table for a confidence of 95 %."""
     assert runs_needed(share, misses, 0.95) == runs
     assert shows_at_least(share, runs - misses, runs, 0.95)
     assert not shows_at_least(share, runs - 1 - misses, runs - 1, 0.95)
@@ -47,7 +47,7 @@ def test_how_many_runs_a_share_takes(share: float, misses: int, runs: int) -> No
 
 @pytest.mark.parametrize("trials", [5, 20, 60, 250])
 def test_a_proof_is_wrong_in_one_of_twenty_at_most(trials: int) -> None:
-    """Whatever the true share is: summed over all outcomes, not sampled."""
+    """The bound holds for every true share: it is summed over all outcomes, not sampled."""
     for promised in (0.5, 0.9, 0.95):
         for true in (promised - 1e-9, promised - 0.01, promised - 0.1):
             wrong = sum(
@@ -69,7 +69,7 @@ def _chance(share: float, hits: int, trials: int) -> float:
     return comb(trials, hits) * share**hits * (1 - share) ** (trials - hits)
 
 
-# -- lines ------------------------------------------------------------------------------------------------------------
+# -- lines -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def _chance(share: float, hits: int, trials: int) -> float:
     ],
 )
 def test_lines_are_read(line: str, number: str, below: str, limit: float, share: float) -> None:
-    found = parse(line, "x")
-    assert (found.number, found.divisor, found.share) == (number, below, share)
-    assert found.limit == pytest.approx(limit)
+    parsed = parse(line, "x")
+    assert (parsed.number, parsed.divisor, parsed.share) == (number, below, share)
+    assert parsed.limit == pytest.approx(limit)
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ def test_a_line_that_says_nothing_is_refused_with_the_remedy(line: str, remedy: 
     assert remedy in refused.value.remedy
 
 
-# -- what records show ------------------------------------------------------------------------------------------------
+# -- what records show -----------------------------------------------------------------------------
 
 
 def at(night: int, **more: Any) -> RunRecord:
-    """A run of a session that began so many nights after the first of November."""
+    """Return a run of a session that began ``night`` nights after the first of November."""
     began = datetime(2026, 11, 1, 2, tzinfo=UTC) + timedelta(days=night)
     session = str(UUID(int=int(began.timestamp() * 1000) << 80 | 0x7 << 76 | 0x2 << 62))
     return run(session=session, **more)
@@ -155,7 +155,7 @@ def judged_by(sla: Sla, runs: Sequence[RunRecord], **more: Any) -> list[Judged]:
 
 
 def states(sla: Sla, runs: Sequence[RunRecord], **more: Any) -> list[State]:
-    return [one.state for one in judged_by(sla, runs, **more)]
+    return [judgement.state for judgement in judged_by(sla, runs, **more)]
 
 
 P95 = "recovery.p95 <= 100 ms"
@@ -175,16 +175,16 @@ def test_an_objective_is_met_broken_or_not_shown() -> None:
 
 def test_a_few_misses_are_allowed_and_take_more_runs() -> None:
     slow = [at(night, recovery_s=0.2) for night in (3, 7)]
-    (found,) = judged_by(promise(P95), [*nights(10, 6), *slow])
-    assert (found.state, found.misses) == (State.NOT_SHOWN, 2)
-    assert found.reason == "124 runs needed with 2 misses, 62 so far"
+    (judgement,) = judged_by(promise(P95), [*nights(10, 6), *slow])
+    assert (judgement.state, judgement.misses) == (State.NOT_SHOWN, 2)
+    assert judgement.reason == "124 runs needed with 2 misses, 62 so far"
     assert states(promise(P95), [*nights(13, 10), *slow]) == [State.MET]
 
 
 def test_runs_of_a_few_nights_show_nothing() -> None:
-    """They have their night in common, however many they are."""
-    (found,) = judged_by(promise(P95), nights(4, 100))
-    assert (found.state, found.reason) == (State.NOT_SHOWN, "5 nights needed, 4 so far")
+    """The runs have their night in common, in any number."""
+    (judgement,) = judged_by(promise(P95), nights(4, 100))
+    assert (judgement.state, judgement.reason) == (State.NOT_SHOWN, "5 nights needed, 4 so far")
     assert states(promise(P95, window="400 runs"), nights(4, 100)) == [State.NOT_SHOWN]
     assert states(promise(P95), nights(1, 60, recovery_s=9.0)) == [State.NOT_SHOWN]
     assert states(promise(P95), nights(5, 12, recovery_s=9.0)) == [State.BROKEN]
@@ -192,9 +192,9 @@ def test_runs_of_a_few_nights_show_nothing() -> None:
 
 def test_one_miss_breaks_what_holds_always() -> None:
     assert states(promise("lost_steps == 0"), [at(0), at(1)]) == [State.MET]
-    (found,) = judged_by(promise("lost_steps == 0"), [at(0), at(1, lost_steps=1), at(2)])
-    assert (found.state, found.reason) == (State.BROKEN, "1 of 3 runs missed it")
-    assert len(found.missed) == 1
+    (judgement,) = judged_by(promise("lost_steps == 0"), [at(0), at(1, lost_steps=1), at(2)])
+    assert (judgement.state, judgement.reason) == (State.BROKEN, "1 of 3 runs missed it")
+    assert len(judgement.missed) == 1
 
 
 def test_a_run_that_did_not_recover_missed_every_limit_of_its_recovery() -> None:
@@ -208,7 +208,7 @@ def test_one_that_came_back_from_one_fault_and_not_from_the_next_missed_it_too()
 
 
 def test_old_nights_leave_the_window() -> None:
-    """A window ends today: what was long ago shows nothing."""
+    """A window ends today: older runs show nothing."""
     old = at(0, lost_steps=3)
     line = "lost_steps == 0"
     assert states(promise(line, window="30 nights"), [old, *nights(4, 1)]) == [State.BROKEN]
@@ -217,7 +217,7 @@ def test_old_nights_leave_the_window() -> None:
     (gone,) = judged_by(promise(line), nights(4, 1), today=date(2027, 6, 1))
     assert (gone.state, gone.reason) == (
         State.NOT_SHOWN,
-        "no run in 30 nights; the latest one was on 2026-11-04",
+        "no run in 30 nights; the latest run was on 2026-11-04",
     )
 
 
@@ -227,17 +227,21 @@ def test_only_the_newest_definition_counts() -> None:
 
 
 def test_what_does_not_have_the_number_proves_nothing() -> None:
-    """One that never got back to full strength has none, and is no proof that it would have been quick."""
-    (found,) = judged_by(promise("recovery.p95 <= 1 s"), [*nights(10, 6), at(3, recovery_s=None)])
-    assert (found.state, found.reason) == (State.NOT_SHOWN, "1 of 61 runs have no recovery")
-    (found,) = judged_by(promise("recovery <= 1 s"), [at(0), at(0, recovery_s=None)])
-    assert found.state is State.NOT_SHOWN
+    """A run that never got back to full strength has no such number, and is no proof of a quick
+    recovery.
+    """
+    (judgement,) = judged_by(
+        promise("recovery.p95 <= 1 s"), [*nights(10, 6), at(3, recovery_s=None)]
+    )
+    assert (judgement.state, judgement.reason) == (State.NOT_SHOWN, "1 of 61 runs have no recovery")
+    (judgement,) = judged_by(promise("recovery <= 1 s"), [at(0), at(0, recovery_s=None)])
+    assert judgement.state is State.NOT_SHOWN
 
 
 def test_if_many_are_unknown_the_others_prove_nothing() -> None:
     unknown = [at(3, verdict=Verdict.UNKNOWN) for _ in range(7)]
-    (found,) = judged_by(promise(P95), [*nights(10, 6), *unknown])
-    assert (found.state, found.unknown, found.reason) == (
+    (judgement,) = judged_by(promise(P95), [*nights(10, 6), *unknown])
+    assert (judgement.state, judgement.unknown, judgement.reason) == (
         State.NOT_SHOWN,
         7,
         "7 of 67 runs are unknown",
@@ -247,24 +251,24 @@ def test_if_many_are_unknown_the_others_prove_nothing() -> None:
 
 def test_a_window_that_is_full_says_so() -> None:
     slow = [at(night, recovery_s=0.2) for night in (3, 5, 7)]
-    (found,) = judged_by(promise(P95, window="60 runs"), [*nights(10, 6), *slow])
-    assert found.reason == "153 runs needed with 3 misses, and the window is full"
+    (judgement,) = judged_by(promise(P95, window="60 runs"), [*nights(10, 6), *slow])
+    assert judgement.reason == "153 runs needed with 3 misses, and the window is full"
 
 
 def test_a_number_that_no_run_has_is_not_shown() -> None:
-    (found,) = judged_by(promise("exposure.p50 <= 1 s"), nights(10, 6))
-    assert (found.state, found.reason) == (State.NOT_SHOWN, "no run has exposure")
+    (judgement,) = judged_by(promise("exposure.p50 <= 1 s"), nights(10, 6))
+    assert (judgement.state, judgement.reason) == (State.NOT_SHOWN, "no run has exposure")
 
 
 def test_an_sla_about_no_run_is_bad_input() -> None:
-    with pytest.raises(BadInput, match=r"none of those that are recorded is meant"):
+    with pytest.raises(BadInput, match=r"none of them matches"):
         judged_by(sla_of_lines("x", ["lost_steps == 0"], where={"test": "test_other"}), [at(0)])
 
 
 @pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.ERROR])
 def test_if_every_run_is_unknown_so_is_the_sla(verdict: Verdict) -> None:
     judged = judged_by(promise("recovered", P95), [at(0, verdict=verdict)])
-    assert [one.state for one in judged] == [State.UNKNOWN] * 2
+    assert [judgement.state for judgement in judged] == [State.UNKNOWN] * 2
     assert exit_code(judged, is_strict=False) == 10
 
 
@@ -305,7 +309,7 @@ def test_exit_codes(states: list[State], loose: int, strict: int) -> None:
     )
 
 
-# -- which runs are meant ---------------------------------------------------------------------------------------------
+# -- which runs are meant --------------------------------------------------------------------------
 
 PLAN = SeriesRecord(
     series="one", plan={"job": "jobs/train.py", "settings": {"nodes": 4, "spares": 1}}
@@ -336,11 +340,11 @@ def test_runs_are_selected(where: dict[str, Any], is_meant: bool) -> None:
     if is_meant:
         assert judged_by(sla, runs, plans={"one": PLAN})[0].state is State.MET
     else:
-        with pytest.raises(BadInput, match=r"is meant"):
+        with pytest.raises(BadInput, match=r"none of them matches"):
             judged_by(sla, runs, plans={"one": PLAN})
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 GOOD = """
 version: 1
@@ -366,8 +370,12 @@ def write(directory: Path, text: str) -> Path:
 
 def test_a_file_is_read(tmp_path: Path) -> None:
     first, second = load(write(tmp_path, GOOD))
-    assert [one.text for one in first.always] == ["lost_steps == 0", "losses == twin", "recovered"]
-    assert [one.share for one in first.objectives] == [0.95, 0.5, 0.5]
+    assert [line.text for line in first.always] == [
+        "lost_steps == 0",
+        "losses == twin",
+        "recovered",
+    ]
+    assert [line.share for line in first.objectives] == [0.95, 0.5, 0.5]
     assert first.regression == {"recovery": 0.1}
     assert (first.confidence, str(first.window), str(second.window)) == (
         0.95,
@@ -384,17 +392,17 @@ def changed(old: str, new: str) -> str:
 WRONG: dict[str, tuple[str, str]] = {
     "nothing": ("", "mend it"),
     "no YAML": ("slas: [", "mend it"),
-    "a list": ("- 1", "mend it"),
+    "a list": ("- 1", "correct the file"),
     "no text": ("\udcff", "mend it"),
     "another version": (changed("version: 1", "version: 2"), "use version 1"),
-    "no SLA": ("version: 1\nslas: []", "promises nothing"),
+    "no SLA": ("version: 1\nslas: []", "write at least one SLA"),
     "two of one name": (
         changed("no rank is restarted for nothing", "a lost rank costs a step"),
-        "name each one otherwise",
+        "give each SLA a different name",
     ),
-    "an unknown field": (changed("regression:", "regresion:"), "mend it"),
-    "an unknown default": (changed("confidence: 95 %", "confidnce: 95 %"), "mend it"),
-    "an unknown selector": (changed("fault: []", "falt: []"), "mend it"),
+    "an unknown field": (changed("regression:", "regresion:"), "correct the file"),
+    "an unknown default": (changed("confidence: 95 %", "confidnce: 95 %"), "correct the file"),
+    "an unknown selector": (changed("fault: []", "falt: []"), "correct the file"),
     "an SLA that promises nothing": (
         changed("    always: [false_alarms == 0]\n", ""),
         "promises nothing",
@@ -459,7 +467,7 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, remedy: 
     assert "\n" not in str(refused.value)
 
 
-# -- faces ------------------------------------------------------------------------------------------------------------
+# -- rendering -------------------------------------------------------------------------------------
 
 
 def _on_a_terminal(judged: Sequence[Judged]) -> str:
@@ -471,14 +479,16 @@ def _on_a_terminal(judged: Sequence[Judged]) -> str:
 @pytest.mark.parametrize("show", [sla_markdown, _on_a_terminal])
 def test_faces_say_what_is_broken_first(show: Callable[[Sequence[Judged]], str]) -> None:
     judged = judged_by(promise("recovered", "lost_steps == 0"), [at(0, lost_steps=1)])
-    told = show(judged)
+    text = show(judged)
     assert sla_sentence(judged) == "1 broken, 1 met"
-    assert told.index("lost_steps == 0") < told.index("recovered")
-    assert "1 of 1 runs missed it" in told
+    assert text.index("lost_steps == 0") < text.index("recovered")
+    assert "1 of 1 runs missed it" in text
 
 
 def test_lines_become_alerts(tmp_path: Path) -> None:
-    """Those whose limit is a bound of the metric's buckets: between two of them it does not know."""
+    """A line becomes an alert if its limit is a bound of the metric's buckets; between two bounds
+    no alert is exact.
+    """
     file = write(
         tmp_path, changed("recovery.p95 <= 5 s", "recovery.p95 <= 5 s, recovery.p99 <= 2 s")
     )
@@ -490,7 +500,7 @@ def test_lines_become_alerts(tmp_path: Path) -> None:
         == f'{within} / sum(increase(chaoskit_time_to_recover_seconds_count{{job="a"}}[30d])) < 0.95'
     )
     assert alert["labels"]["line"] == "recovery.p95 <= 5 s"
-    assert "whatever `where` says" in alert["annotations"]["summary"]
+    assert "ignores `where`" in alert["annotations"]["summary"]
     assert len(left_out) == 8
     assert any("regression" in line for line in left_out)
     assert msgspec.yaml.encode(rule)
@@ -499,7 +509,9 @@ def test_lines_become_alerts(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_it_says(tmp_path: Path) -> None:
-    """Its example is read, one of its lines becomes an alert, and its table has every number."""
+    """The page's example is read, one of its lines becomes an alert, and its table has every
+    number.
+    """
     page = (Path(__file__).parents[3] / "docs" / "sla.md").read_text()
     example = page.partition("```yaml\n")[2].partition("```")[0]
     rule, _ = prometheus_rules(load(write(tmp_path, example)))
@@ -514,7 +526,7 @@ def test_two_promises_are_two_alerts() -> None:
         for name in ("lost-rank", "lost rank", "\u6062")
     ]
     rule, _ = prometheus_rules(slas)
-    names = [one["alert"] for one in rule["spec"]["groups"][0]["rules"]]
+    names = [alert["alert"] for alert in rule["spec"]["groups"][0]["rules"]]
     assert len(set(names)) == 6
     assert all(name.isascii() and name.isalnum() for name in names)
 
@@ -527,5 +539,5 @@ def test_bounds_of_alerts_are_those_of_the_metric_that_is_served() -> None:
 def test_a_value_of_zero_divides_nothing() -> None:
     record = at(0)
     record.metrics["step"] = Metric(0.0, "s", "lower")
-    (found,) = judged_by(promise("recovery / step <= 9"), [record])
-    assert found.state is State.NOT_SHOWN
+    (judgement,) = judged_by(promise("recovery / step <= 9"), [record])
+    assert judgement.state is State.NOT_SHOWN

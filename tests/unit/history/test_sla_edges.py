@@ -1,4 +1,4 @@
-"""SLAs at their limits: the last value that is accepted, the first that is not, and the reason that is given."""
+"""SLAs at their limits: the last accepted value, the first refused value, and the given reason."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from chaoskit.errors import BadInput
 from chaoskit.history.record import Metric, SeriesRecord
 from chaoskit.sla.exact import runs_needed, shows_at_least, shows_less
 from chaoskit.sla.export import prometheus_rules
-from chaoskit.sla.faces import sla_markdown, sla_sentence, worst_first
 from chaoskit.sla.judge import Judged, State
 from chaoskit.sla.language import parse
-from chaoskit.sla.promises import Sla, SlaWindow, load, of_marker, sla_of_lines
+from chaoskit.sla.promises import Sla, SlaWindow, load, parse_marker, sla_of_lines
+from chaoskit.sla.rendering import sla_markdown, sla_sentence, worst_first
 from chaoskit.vocabulary import Verdict
 
-# -- numbers of runs --------------------------------------------------------------------------------------------------
+# -- numbers of runs -------------------------------------------------------------------------------
 
 
 def test_an_objective_is_met_with_the_last_run_that_it_needs() -> None:
@@ -43,8 +43,8 @@ def test_an_objective_is_met_with_the_last_run_that_it_needs() -> None:
 
 def test_at_least_so_many_runs_are_needed_whatever_they_show() -> None:
     runs = nights(10, 6)
-    (found,) = judged_by(promise(P95, at_least=61), runs)
-    assert (found.state, found.reason) == (
+    (judgement,) = judged_by(promise(P95, at_least=61), runs)
+    assert (judgement.state, judgement.reason) == (
         State.NOT_SHOWN,
         "61 runs needed with 0 misses, 60 so far",
     )
@@ -56,27 +56,27 @@ def test_at_least_so_many_runs_are_needed_whatever_they_show() -> None:
 
 def test_what_holds_always_needs_at_least_so_many_runs() -> None:
     line = "lost_steps == 0"
-    (found,) = judged_by(promise(line, at_least=3), nights(2, 1))
-    assert (found.state, found.reason) == (State.NOT_SHOWN, "3 runs needed, 2 so far")
+    (judgement,) = judged_by(promise(line, at_least=3), nights(2, 1))
+    assert (judgement.state, judgement.reason) == (State.NOT_SHOWN, "3 runs needed, 2 so far")
     assert states(promise(line, at_least=2), nights(2, 1)) == [State.MET]
     assert states(promise(line, at_least=3), [at(0, lost_steps=1)]) == [State.BROKEN], (
         "one miss is enough"
     )
-    (none,) = judged_by(promise("exposure <= 1 s"), nights(2, 1))
-    assert (none.state, none.reason) == (State.NOT_SHOWN, "no run has exposure")
+    (unmeasured,) = judged_by(promise("exposure <= 1 s"), nights(2, 1))
+    assert (unmeasured.state, unmeasured.reason) == (State.NOT_SHOWN, "no run has exposure")
 
 
 def test_a_tenth_of_the_runs_may_be_unknown() -> None:
-    known = nights(10, 9)
+    decided = nights(10, 9)
     unknown = [at(3, verdict=Verdict.UNKNOWN) for _ in range(11)]
-    assert states(promise(P95), [*known, *unknown[:10]]) == [State.MET]
-    assert states(promise(P95), [*known, *unknown]) == [State.NOT_SHOWN]
+    assert states(promise(P95), [*decided, *unknown[:10]]) == [State.MET]
+    assert states(promise(P95), [*decided, *unknown]) == [State.NOT_SHOWN]
 
 
 def test_an_older_definition_is_left_out_also_where_it_ran_later() -> None:
     runs = [at(1, definition=2), at(2, lost_steps=1)]
-    (found,) = judged_by(promise("lost_steps == 0"), runs)
-    assert (found.state, found.runs) == (State.MET, 1)
+    (judgement,) = judged_by(promise("lost_steps == 0"), runs)
+    assert (judgement.state, judgement.runs) == (State.MET, 1)
     other = at(3, series="two", lost_steps=1)
     assert states(promise("lost_steps == 0"), [*runs, other]) == [State.BROKEN], (
         "each series has its own"
@@ -85,31 +85,41 @@ def test_an_older_definition_is_left_out_also_where_it_ran_later() -> None:
 
 def test_a_line_counts_runs_misses_and_nights() -> None:
     runs = [at(0), at(0, recovery_s=9.0), at(1, recovery_s=None), at(2, verdict=Verdict.UNKNOWN)]
-    (found,) = judged_by(promise("recovery <= 1 s"), runs)
-    assert (found.state, found.runs, found.misses, found.nights) == (State.BROKEN, 2, 1, 1)
-    assert (found.lacking, found.unknown, found.missed) == (1, 1, [runs[1].run_id])
+    (judgement,) = judged_by(promise("recovery <= 1 s"), runs)
+    assert (judgement.state, judgement.runs, judgement.misses, judgement.nights) == (
+        State.BROKEN,
+        2,
+        1,
+        1,
+    )
+    assert (judgement.lacking, judgement.unknown, judgement.missed) == (1, 1, [runs[1].run_id])
     many = [at(0, lost_steps=1) for _ in range(7)]
-    (found,) = judged_by(promise("lost_steps == 0"), many)
-    assert found.missed == [one.run_id for one in many[-5:]], "the latest ones"
+    (judgement,) = judged_by(promise("lost_steps == 0"), many)
+    assert judgement.missed == [record.run_id for record in many[-5:]], "the latest ones"
 
 
 def test_the_runs_that_lack_a_quotient_are_named_with_both_numbers() -> None:
     lacking = at(1)
     del lacking.metrics["bound"]
-    (found,) = judged_by(promise("recovery / bound <= 99"), [at(0), lacking])
-    assert (found.state, found.reason) == (State.NOT_SHOWN, "1 of 2 runs have no recovery or bound")
+    (judgement,) = judged_by(promise("recovery / bound <= 99"), [at(0), lacking])
+    assert (judgement.state, judgement.reason) == (
+        State.NOT_SHOWN,
+        "1 of 2 runs have no recovery or bound",
+    )
 
 
 def test_a_window_that_is_not_full_says_how_many_there_are() -> None:
     slow = [at(night, recovery_s=0.2) for night in (3, 5, 7)]
-    (found,) = judged_by(promise(P95, window="200 runs"), [*nights(10, 6), *slow])
-    assert found.reason == "153 runs needed with 3 misses, 63 so far"
+    (judgement,) = judged_by(promise(P95, window="200 runs"), [*nights(10, 6), *slow])
+    assert judgement.reason == "153 runs needed with 3 misses, 63 so far"
     lacking = [at(night, recovery_s=None) for night in (3, 5, 7)]
-    (found,) = judged_by(promise(P95, window="60 runs"), [*nights(10, 6), *slow, *lacking])
-    assert found.reason.endswith("and the window is full"), "also with runs that lack the number"
+    (judgement,) = judged_by(promise(P95, window="60 runs"), [*nights(10, 6), *slow, *lacking])
+    assert judgement.reason.endswith("and the window is full"), (
+        "also with runs that lack the number"
+    )
 
 
-# -- regressions ------------------------------------------------------------------------------------------------------
+# -- regressions -----------------------------------------------------------------------------------
 
 
 def regression(**more: str) -> Sla:
@@ -121,8 +131,11 @@ def regression(**more: str) -> Sla:
 def test_a_regression_gives_its_reason() -> None:
     sla = regression(recovery="10 %", recovery__restored="12.5 %")
     now, before = _spread(8, 1.5, 1), _spread(8, 1.0, 2)
-    found = [(one.line, one.state, one.reason) for one in judged_by(sla, now, before=before)]
-    assert found == [
+    judgements = [
+        (judgement.line, judgement.state, judgement.reason)
+        for judgement in judged_by(sla, now, before=before)
+    ]
+    assert judgements == [
         ("regression of recovery within 10 %", State.BROKEN, "test_kill: regressed"),
         (
             "regression of recovery.restored within 12.5 %",
@@ -131,11 +144,13 @@ def test_a_regression_gives_its_reason() -> None:
         ),
     ]
     alone = judged_by(sla, now, before=now)
-    assert {one.reason for one in alone} == {"no reference: name earlier runs with --against"}
-    assert {one.runs for one in alone} == {8}
+    assert {judgement.reason for judgement in alone} == {
+        "no reference: name earlier runs with --against"
+    }
+    assert {judgement.runs for judgement in alone} == {8}
     (few, _) = judged_by(sla, _spread(3, 1.0, 1), before=_spread(3, 1.0, 2))
     assert few.state is State.NOT_SHOWN
-    assert few.reason == "test_kill: undecided, runs now: 3; before: 3; 5 each at least can decide"
+    assert few.reason == "test_kill: undecided, runs now: 3; before: 3; needed: at least 5 of each"
 
 
 def test_a_regression_is_judged_with_the_last_run_that_it_needs() -> None:
@@ -143,27 +158,29 @@ def test_a_regression_is_judged_with_the_last_run_that_it_needs() -> None:
     sla = sla_of_lines("test_kill", [], regression={"recovery": "10 %"}, at_least=8)
     assert states(sla, now, before=before) == [State.MET]
     sla = sla_of_lines("test_kill", [], regression={"recovery": "10 %"}, at_least=9)
-    (found,) = judged_by(sla, now, before=before)
-    assert (found.state, found.reason) == (State.NOT_SHOWN, "9 runs needed, 8 so far")
+    (judgement,) = judged_by(sla, now, before=before)
+    assert (judgement.state, judgement.reason) == (State.NOT_SHOWN, "9 runs needed, 8 so far")
 
 
 def test_every_line_is_named_where_no_run_says_anything() -> None:
     lines = ["lost_steps == 0", "recovery.p95 <= 2 s", "regression of recovery within 10 %"]
     sla = sla_of_lines("test_kill", lines[:2], regression={"recovery": "10 %"})
     unknown = judged_by(sla, [at(0, verdict=Verdict.UNKNOWN), at(1, verdict=Verdict.ERROR)])
-    assert [one.line for one in unknown] == lines
-    assert {(one.state, one.unknown, one.reason) for one in unknown} == {
+    assert [judgement.line for judgement in unknown] == lines
+    assert {(judgement.state, judgement.unknown, judgement.reason) for judgement in unknown} == {
         (State.UNKNOWN, 2, "of all runs: 1 unknown, 1 error")
     }
     gone = judged_by(
         sla_of_lines("test_kill", lines[:1], regression={"recovery": "10 %"}, window="1 night"),
         [at(0)],
     )
-    assert [one.line for one in gone] == [lines[0], lines[2]]
-    assert {one.reason for one in gone} == {"no run in 1 night; the latest one was on 2026-11-01"}
+    assert [judgement.line for judgement in gone] == [lines[0], lines[2]]
+    assert {judgement.reason for judgement in gone} == {
+        "no run in 1 night; the latest run was on 2026-11-01"
+    }
 
 
-# -- lines ------------------------------------------------------------------------------------------------------------
+# -- lines -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -200,7 +217,7 @@ def test_a_line_says_nothing_of_a_run_without_its_number() -> None:
     assert parse("full_strength <= 9 s", "x").holds(lost) is False
 
 
-# -- counting ---------------------------------------------------------------------------------------------------------
+# -- counting --------------------------------------------------------------------------------------
 
 
 def test_no_runs_prove_nothing() -> None:
@@ -217,7 +234,7 @@ def test_a_share_of_all_is_refuted_by_one_miss_and_never_proved(trials: int) -> 
 
 
 def test_large_numbers_agree_with_small_ones() -> None:
-    """From 200 trials on, another formula is used."""
+    """Another formula is used for 200 trials and more."""
     assert runs_needed(0.99, 0, 0.95) == 299
     assert not shows_at_least(0.98, 199 - 1, 199, 0.95)
     assert shows_less(0.9, 150, 201, 0.95)
@@ -226,7 +243,9 @@ def test_large_numbers_agree_with_small_ones() -> None:
 
 
 def test_large_numbers_of_runs_are_counted_without_an_overflow() -> None:
-    """As whole numbers have it: so many of 2,000 throws of a coin are as rare as that."""
+    """Whole numbers do not overflow: so many of 2,000 throws of a coin have exactly this
+    probability.
+    """
     trials = 2_000
     for hits in (1_037, 1_038):
         as_many = sum(comb(trials, count) for count in range(hits, trials + 1))
@@ -236,7 +255,7 @@ def test_large_numbers_of_runs_are_counted_without_an_overflow() -> None:
         assert shows_less(0.5, trials - hits, trials, 0.95) is is_rare
 
 
-# -- which runs -------------------------------------------------------------------------------------------------------
+# -- which runs ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -280,7 +299,7 @@ def test_a_selector_of_faults_takes_runs_with_one_of_them() -> None:
     assert selects("my_faults:Slow", ["my_faults:Slow"])
 
 
-# -- files and markers ------------------------------------------------------------------------------------------------
+# -- files and markers -----------------------------------------------------------------------------
 
 
 def test_a_window_says_its_number() -> None:
@@ -365,8 +384,8 @@ def test_an_sla_takes_what_it_leaves_out_from_the_defaults(tmp_path: Path) -> No
     first, second = load(write(tmp_path, text))
     assert (first.confidence, str(first.window), first.at_least) == (0.9, "40 nights", 7)
     assert (second.confidence, str(second.window), second.at_least) == (0.9, "200 runs", 7)
-    own = text.replace("window: 200 runs", "at_least: 2\n    confidence: 60 %")
-    assert [(one.at_least, one.confidence) for one in load(write(tmp_path, own))] == [
+    overridden = text.replace("window: 200 runs", "at_least: 2\n    confidence: 60 %")
+    assert [(sla.at_least, sla.confidence) for sla in load(write(tmp_path, overridden))] == [
         (7, 0.9),
         (2, 0.6),
     ]
@@ -374,9 +393,9 @@ def test_an_sla_takes_what_it_leaves_out_from_the_defaults(tmp_path: Path) -> No
 
 
 def test_a_marker_states_an_sla() -> None:
-    sla = of_marker("test_kill", ["lost_steps == 0", P95], {"window": "100 runs", "at_least": 3})
-    assert [one.text for one in sla.always] == ["lost_steps == 0"]
-    assert [one.text for one in sla.objectives] == [P95]
+    sla = parse_marker("test_kill", ["lost_steps == 0", P95], {"window": "100 runs", "at_least": 3})
+    assert [line.text for line in sla.always] == ["lost_steps == 0"]
+    assert [line.text for line in sla.objectives] == [P95]
     assert (sla.name, str(sla.window), sla.at_least, sla.confidence) == (
         "test_kill",
         "100 runs",
@@ -390,7 +409,7 @@ def test_a_marker_states_an_sla() -> None:
     [
         ([5], {}, "sla", "write lines as text"),
         (["recovered"], {"where": {}}, "sla.where", "use window, confidence, at_least"),
-        (["recovered"], {"at_least": "many"}, "sla", "mend its marker"),
+        (["recovered"], {"at_least": "many"}, "sla", "correct its marker"),
         (["recovry <= 1 s"], {}, "sla", "there is no number recovry"),
         ([], {}, "slas[test_kill]", "it promises nothing"),
     ],
@@ -399,12 +418,12 @@ def test_a_marker_that_says_nothing_is_refused(
     lines: list[object], options: dict[str, Any], field: str, remedy: str
 ) -> None:
     with pytest.raises(BadInput) as refused:
-        of_marker("test_kill", lines, options)
+        parse_marker("test_kill", lines, options)
     assert refused.value.field == field
     assert remedy in refused.value.remedy
 
 
-# -- alerts and faces -------------------------------------------------------------------------------------------------
+# -- alerts and rendering --------------------------------------------------------------------------
 
 
 def test_what_no_metric_says_is_left_out_with_its_reason() -> None:
@@ -415,14 +434,18 @@ def test_what_no_metric_says_is_left_out_with_its_reason() -> None:
 
     assert (
         left_out("recovery.p95 / step <= 5")
-        == "a launch serves no metric that says it of each recovery"
+        == "a launch serves no metric with this number for each recovery"
     )
-    assert left_out("lost_steps == 0") == "a launch serves no metric that says it of each recovery"
+    assert left_out("lost_steps == 0") == (
+        "a launch serves no metric with this number for each recovery"
+    )
     assert (
         left_out("recovery.p95 <= 5 s", window="100 runs")
         == "a window of runs has no length in time"
     )
-    assert left_out("recovery.p95 <= 6 s").startswith("recoveries are counted up to 0.001, 0.005")
+    assert left_out("recovery.p95 <= 6 s").startswith(
+        "the limit is not a bound of the metric's buckets: 0.001, 0.005"
+    )
 
 
 def test_an_alert_fires_at_any_miss_of_what_holds_always() -> None:
@@ -476,7 +499,7 @@ JUDGED = [
 
 
 def test_lines_are_sorted_and_counted_by_state() -> None:
-    assert [one.sla for one in worst_first(JUDGED)] == ["c", "d", "b", "a"]
+    assert [judgement.sla for judgement in worst_first(JUDGED)] == ["c", "d", "b", "a"]
     assert sla_sentence(JUDGED) == "1 broken, 1 unknown, 1 not shown, 1 met"
     assert sla_sentence([]) == "nothing is promised"
 

@@ -1,4 +1,4 @@
-"""How sure recovery is: the interval, the quantiles, and which runs are one experiment."""
+"""The confidence of recovery: the interval, the quantiles, and the runs that form an experiment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaoskit.experiment.shrink.proportion import wilson_interval
-from chaoskit.report.statistics import estimate_recovery, quantile, title
+from chaoskit.report.statistics import estimate_recovery, group_title, quantile
 from chaoskit.report.summary import recovery_sentence
 from chaoskit.runlog.outcome import FaultRecord, Ledger, Outcome, Recovery
 from chaoskit.vocabulary import Verdict
@@ -57,7 +57,7 @@ def outcome(
         reasons=[],
         steps=[],
         faults=[FaultRecord(fault=text, kind=text.partition("(")[0]) for text in faults],
-        recoveries=[recovery(one) for one in seconds],
+        recoveries=[recovery(duration_s) for duration_s in seconds],
         ledger=Ledger(steps=0, samples=0),
         lost_steps=0,
         **settings,
@@ -84,7 +84,9 @@ class TestInterval:
 
     @given(counts)
     def test_its_ends_are_where_the_score_test_turns(self, count: tuple[int, int]) -> None:
-        """Wilson's definition: all p for which ``|hits/trials - p| <= z sqrt(p (1 - p) / trials)``."""
+        """Wilson's definition: all p for which ``|hits/trials - p| <= z sqrt(p (1 - p) /
+        trials)``.
+        """
         hits, trials = count
         for end in wilson_interval(hits, trials):
             if 0 < end < 1:
@@ -120,10 +122,12 @@ class TestQuantile:
     def test_it_is_the_first_measured_value_that_enough_do_not_exceed(
         self, values: list[float], part: float
     ) -> None:
-        found = quantile(values, part)
-        assert found in values
-        assert sum(value <= found for value in values) >= part * len(values)
-        assert found == min(values) or sum(value < found for value in values) < part * len(values)
+        measured = quantile(values, part)
+        assert measured in values
+        assert sum(value <= measured for value in values) >= part * len(values)
+        assert measured == min(values) or sum(value < measured for value in values) < part * len(
+            values
+        )
 
     def test_of_nothing(self) -> None:
         with pytest.raises(ValueError, match="no values"):
@@ -134,15 +138,25 @@ class TestEstimate:
     def test_repeats_are_one_experiment_whatever_their_seed(self) -> None:
         runs = [outcome(Verdict.PASSED, seconds, name=f"kill[repeat{seed}]", seed=seed) for seed, seconds in
                 enumerate((0.3, 0.1, 0.2))]  # fmt: skip
-        (one,) = estimate_recovery([*runs, outcome(Verdict.FAILED, 9.0)]).experiments
-        assert (one.recovered, one.tried, one.probability, one.runs) == (3, 4, 0.75, 4)
-        assert (one.low, one.high) == wilson_interval(3, 4)
-        assert (one.p50_s, one.p95_s, one.max_s, one.recoveries) == (0.2, None, 0.3, 3)
-        assert (one.job, one.faults) == ("gpt", [KILL])
+        (experiment,) = estimate_recovery([*runs, outcome(Verdict.FAILED, 9.0)]).experiments
+        assert (
+            experiment.recovered,
+            experiment.tried,
+            experiment.probability,
+            experiment.runs,
+        ) == (3, 4, 0.75, 4)
+        assert (experiment.low, experiment.high) == wilson_interval(3, 4)
+        assert (experiment.p50_s, experiment.p95_s, experiment.max_s, experiment.recoveries) == (
+            0.2,
+            None,
+            0.3,
+            3,
+        )
+        assert (experiment.job, experiment.faults) == ("gpt", [KILL])
 
     @pytest.mark.parametrize(("count", "p95_s"), [(19, None), (20, 19.0)])
     def test_a_p95_needs_twenty_values(self, count: int, p95_s: float | None) -> None:
-        """Of fewer it would be the greatest one; the words then name the worst only."""
+        """A p95 of fewer values would be the greatest; the words then name the worst value only."""
         total = estimate_recovery(
             outcome(Verdict.PASSED, float(number)) for number in range(1, count + 1)
         ).total
@@ -165,9 +179,9 @@ class TestEstimate:
         ],
     )
     def test_another_plan_or_setting_is_another_experiment(self, other: dict[str, Any]) -> None:
-        found = estimate_recovery([outcome(), outcome(**other)])
-        assert [one.runs for one in found.experiments] == [1, 1]
-        assert found.total.tried == 2
+        estimate = estimate_recovery([outcome(), outcome(**other)])
+        assert [experiment.runs for experiment in estimate.experiments] == [1, 1]
+        assert estimate.total.tried == 2
 
     def test_what_says_nothing_about_recovery_counts_neither_for_nor_against(self) -> None:
         meant_to_fail = outcome(Verdict.FAILED, claimed=False)
@@ -183,10 +197,14 @@ class TestEstimate:
         assert total.max_s == 0.5
 
     def test_nothing_was_broken(self) -> None:
-        found = estimate_recovery([outcome(faults=[])])
-        assert found.experiments == []
-        assert (found.total.runs, found.total.probability, found.total.p50_s) == (0, None, None)
-        assert (found.total.low, found.total.high) == (0.0, 1.0)
+        estimate = estimate_recovery([outcome(faults=[])])
+        assert estimate.experiments == []
+        assert (estimate.total.runs, estimate.total.probability, estimate.total.p50_s) == (
+            0,
+            None,
+            None,
+        )
+        assert (estimate.total.low, estimate.total.high) == (0.0, 1.0)
 
     @pytest.mark.parametrize(
         ("names", "shown"),
@@ -201,4 +219,4 @@ class TestEstimate:
     def test_the_number_of_a_repeat_is_no_part_of_the_name(
         self, names: list[str], shown: str
     ) -> None:
-        assert title([outcome(name=name) for name in names]) == shown
+        assert group_title([outcome(name=name) for name in names]) == shown

@@ -1,4 +1,7 @@
-"""What two versions that run in turns show: when it is decided, and which phase grew. Without any run."""
+"""Two versions that run in turns: the time of the decision, and the phase that grew.
+
+Without any run.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +26,31 @@ from chaoskit.versions.schedule import (
     ArmTurn,
     Side,
     VersionSchedule,
-    merged,
+    merge_sessions,
     needs_confirmation,
 )
 from chaoskit.vocabulary import Verdict
 
 PHASES = ("detected", "quiesced", "regrouped", "restored", "first_good_step")
-#: Shares of a recovery.
+#: Shares of the phases of a recovery.
 SHARES = (0.02, 0.08, 0.2, 0.25, 0.45)
 
 
 def phased(chance: random.Random, noise: float = 0.08, **growth: float) -> RunRecord:
-    """A run whose recovery of about 0.2 s has five phases, each longer by its share of the whole."""
+    """Return a run with a recovery of about 0.2 s in five phases, each longer by its share of the
+    whole.
+    """
     lengths = {
         name: 0.2 * (share * chance.lognormvariate(0, noise) + growth.get(name, 0.0))
         for name, share in zip(PHASES, SHARES, strict=True)
     }
-    made = run(sum(lengths.values()), step_s=0.05 * chance.lognormvariate(0, noise))
+    record = run(sum(lengths.values()), step_s=0.05 * chance.lognormvariate(0, noise))
     spans = {f"recovery.{name}": Metric(length, "s", "lower") for name, length in lengths.items()}
-    return msgspec.structs.replace(made, metrics=made.metrics | spans)
+    return msgspec.structs.replace(record, metrics=record.metrics | spans)
 
 
 def finding(findings: Sequence[NumberFinding], metric: str) -> NumberFinding:
-    return next(one for one in findings if one.metric == metric)
+    return next(candidate for candidate in findings if candidate.metric == metric)
 
 
 def drive(
@@ -62,8 +67,8 @@ def drive(
 
 def test_what_is_slower_is_found_and_what_is_equal_is_not() -> None:
     chance = random.Random(7)
-    found = {grown: dict.fromkeys(NumberChange, 0) for grown in (0.0, 0.25)}
-    for grown, counts in found.items():
+    counts_by_growth = {grown: dict.fromkeys(NumberChange, 0) for grown in (0.0, 0.25)}
+    for grown, counts in counts_by_growth.items():
         for _ in range(60):
             schedule = VersionSchedule(["test_kill"], numbers=("recovery",))
             drive(
@@ -79,9 +84,9 @@ def test_what_is_slower_is_found_and_what_is_equal_is_not() -> None:
                 ),
             )
             counts[finding(schedule.findings, "recovery").change] += 1
-    assert found[0.0][NumberChange.REGRESSED] <= 1
-    assert found[0.0][NumberChange.UNCHANGED] >= 50
-    assert found[0.25][NumberChange.REGRESSED] >= 55
+    assert counts_by_growth[0.0][NumberChange.REGRESSED] <= 1
+    assert counts_by_growth[0.0][NumberChange.UNCHANGED] >= 50
+    assert counts_by_growth[0.25][NumberChange.REGRESSED] >= 55
 
 
 def test_a_day_that_gets_slower_is_no_regression() -> None:
@@ -105,7 +110,9 @@ def test_a_day_that_gets_slower_is_no_regression() -> None:
     budget_s=st.none() | st.floats(0, 300),
 )
 def test_turns_are_fair(tests: list[str], seed: int, budget_s: float | None) -> None:
-    """Each version runs as often, neither goes first twice, and no test is ahead of another by more than a look."""
+    """Each version runs equally often, neither goes first twice, and no test is ahead of another by
+    more than a look.
+    """
     chance, schedule = random.Random(seed), VersionSchedule(tests, budget_s=budget_s)
 
     def make(turn: ArmTurn) -> ArmReport:
@@ -118,19 +125,21 @@ def test_turns_are_fair(tests: list[str], seed: int, budget_s: float | None) -> 
 
     taken = drive(schedule, make)
     for test in tests:
-        mine = [turn for turn in taken if turn.test == test]
-        sides = [turn.side for turn in mine]
+        turns_of_test = [turn for turn in taken if turn.test == test]
+        sides = [turn.side for turn in turns_of_test]
         assert sides.count(Side.BEFORE) == sides.count(Side.AFTER) <= LOOKS[-1].runs + 1
         firsts = sides[::2]
         assert all(early is not late for early, late in pairwise(firsts))
-        assert [turn.number for turn in mine] == [number // 2 for number in range(len(mine))]
+        assert [turn.number for turn in turns_of_test] == [
+            number // 2 for number in range(len(turns_of_test))
+        ]
     warmed = [turn.test for turn in taken[: 2 * len(tests)]]
     if not schedule.is_spent:
-        assert len(set(warmed)) == len(warmed) / 2  # each warms up before one goes on
-    assert {one.title for one in schedule.findings} <= {*tests, "test_kill"}
-    assert len({one.test for one in schedule.tests if one.findings}) == len(
+        assert len(set(warmed)) == len(warmed) / 2  # each warms up before any goes on
+    assert {result.title for result in schedule.findings} <= {*tests, "test_kill"}
+    assert len({tested.test for tested in schedule.tests if tested.findings}) == len(
         tests
-    )  # nothing is left out
+    )  # no test is left out
     if budget_s is not None:
         assert len(taken) <= max(0, budget_s) + 2
 
@@ -139,7 +148,7 @@ def test_a_budget_that_is_spent_leaves_tests_undecided() -> None:
     schedule = VersionSchedule(["one", "two"], budget_s=20)
     drive(schedule, lambda turn: ArmReport([run(title=turn.test)], seconds=1.0))
     assert schedule.is_spent
-    assert [one.change for one in schedule.findings] == [NumberChange.UNCHANGED] * 6 + [
+    assert [result.change for result in schedule.findings] == [NumberChange.UNCHANGED] * 6 + [
         NumberChange.UNDECIDED
     ]
     assert schedule.findings[-1].reason == "the budget is spent after 1 runs a side"
@@ -153,7 +162,9 @@ def test_a_budget_that_is_spent_leaves_tests_undecided() -> None:
 def test_a_budget_that_cannot_do_ends_it_before_the_turns(
     tests: list[str], budget_s: float, turns: int
 ) -> None:
-    """Nothing is compared, which is said with what it takes, and is no success."""
+    """A budget that is too short for a comparison is reported with the needed budget, and is no
+    success.
+    """
     schedule = VersionSchedule(tests, budget_s=budget_s)
     taken = drive(schedule, lambda turn: ArmReport([run(title=turn.test)], seconds=1.0))
     assert len(taken) == turns
@@ -165,17 +176,19 @@ def test_a_budget_that_cannot_do_ends_it_before_the_turns(
 
 
 def test_warming_up_leaves_time_for_one_test_at_least() -> None:
-    """Of more tests than the budget can warm up, the first are compared."""
+    """The first tests are compared if there are more tests than the budget can warm up."""
     schedule = VersionSchedule([f"test {number}" for number in range(100)], budget_s=40)
     drive(schedule, lambda turn: ArmReport([run(title=turn.test)], seconds=1.0))
     assert not schedule.is_too_short
-    assert any(one.change is NumberChange.UNCHANGED for one in schedule.findings)
+    assert any(result.change is NumberChange.UNCHANGED for result in schedule.findings)
     assert exit_code(RunComparison(findings=schedule.findings), is_strict=False) == 0
     assert exit_code(RunComparison(findings=schedule.findings), is_strict=True) == 10
 
 
 def test_a_budget_that_ends_before_any_look_has_compared_nothing() -> None:
-    """Runs became slower than the first ones."""
+    """A session that ends before any look has compared nothing: here runs became slower than the
+    first ones.
+    """
     schedule = VersionSchedule(["one"], budget_s=60)
     drive(schedule, lambda turn: ArmReport([run(title=turn.test)], seconds=1.0 + 6 * turn.number))
     assert schedule.is_too_short
@@ -191,15 +204,15 @@ def test_a_test_that_makes_no_run_in_one_version_is_incomparable() -> None:
         ),
     )
     assert len(taken) == 2
-    (found,) = schedule.findings
-    assert found.change is NumberChange.INCOMPARABLE
-    assert found.reason == "before: it made no run that counts: failed: No module named 'new'"
+    (result,) = schedule.findings
+    assert result.change is NumberChange.INCOMPARABLE
+    assert result.reason == "before: the test made no conclusive run: failed: No module named 'new'"
 
 
 def test_a_test_that_is_another_experiment_now_is_incomparable() -> None:
     schedule = VersionSchedule(["one"])
     drive(schedule, lambda turn: ArmReport([run(series=turn.side)]))
-    assert [one.change for one in schedule.findings] == [NumberChange.INCOMPARABLE]
+    assert [result.change for result in schedule.findings] == [NumberChange.INCOMPARABLE]
     assert "another experiment" in schedule.findings[0].reason
 
 
@@ -217,7 +230,7 @@ def test_a_test_that_never_recovers_now_is_not_run_to_its_end() -> None:
 
 
 def test_a_run_that_fails_before_the_next_one_of_its_test_is_no_other_experiment() -> None:
-    """Of two runs of a test, the second is not made where the first fails."""
+    """The second of two runs of a test is not made if the first fails."""
 
     def make(turn: ArmTurn) -> ArmReport:
         first, second = run(title="one"), run(title="one #2", series="two")
@@ -242,7 +255,9 @@ def test_a_test_that_makes_fewer_runs_and_passes_is_incomparable() -> None:
             ]
         ),
     )
-    assert [one.reason for one in schedule.findings] == ["after: it makes fewer runs, and passes"]
+    assert [result.reason for result in schedule.findings] == [
+        "after: the test makes fewer runs, and passes"
+    ]
 
 
 def test_a_version_that_dies_in_the_middle_is_worse_and_what_was_decided_stays() -> None:
@@ -256,10 +271,10 @@ def test_a_version_that_dies_in_the_middle_is_worse_and_what_was_decided_stays()
         schedule.take(
             turn, ArmReport([run(0.05 * slower, next(steps), title=turn.test, series=turn.test)])
         )
-    told = {(one.title, one.metric): one.change for one in schedule.findings}
-    assert told["one", "recovery"] is NumberChange.REGRESSED  # at the first look
-    assert told["one", "test"] is NumberChange.REGRESSED
-    assert told["two", "all"] is NumberChange.INCOMPARABLE
+    changes = {(result.title, result.metric): result.change for result in schedule.findings}
+    assert changes["one", "recovery"] is NumberChange.REGRESSED  # at the first look
+    assert changes["one", "test"] is NumberChange.REGRESSED
+    assert changes["two", "all"] is NumberChange.INCOMPARABLE
 
 
 def test_a_miss_counts_in_a_run_that_warms_up_too() -> None:
@@ -278,10 +293,10 @@ def test_a_side_whose_runs_say_nothing_is_undecided() -> None:
 
     schedule = VersionSchedule(["one"])
     drive(schedule, make)
-    assert [(one.change, one.reason) for one in schedule.findings if one.metric == "all"] == [
-        (NumberChange.UNDECIDED, "no run before says anything of it")
-    ]
-    assert {one.metric for one in schedule.findings if one.metric != "all"} == {
+    assert [
+        (result.change, result.reason) for result in schedule.findings if result.metric == "all"
+    ] == [(NumberChange.UNDECIDED, "no conclusive run before")]
+    assert {result.metric for result in schedule.findings if result.metric != "all"} == {
         "recovered",
         "lost_steps",
         "false_alarms",
@@ -298,7 +313,7 @@ def test_what_is_no_assertion_of_the_user_is_no_regression_of_the_test(trouble: 
 
     schedule = VersionSchedule(["one"])
     drive(schedule, make)
-    assert not [one for one in schedule.findings if one.change is NumberChange.REGRESSED]
+    assert not [result for result in schedule.findings if result.change is NumberChange.REGRESSED]
 
 
 def test_an_assertion_of_the_user_that_fails_now_is_a_regression() -> None:
@@ -309,9 +324,9 @@ def test_an_assertion_of_the_user_that_fails_now_is_a_regression() -> None:
             [run()], trouble="failed: assert 3 == 4" if turn.side is Side.AFTER else ""
         ),
     )
-    found = finding(schedule.findings, "test")
-    assert found.change is NumberChange.REGRESSED
-    assert "assert 3 == 4" in found.reason
+    result = finding(schedule.findings, "test")
+    assert result.change is NumberChange.REGRESSED
+    assert "assert 3 == 4" in result.reason
 
 
 def test_a_number_that_varies_too_much_does_not_decide() -> None:
@@ -324,9 +339,9 @@ def test_a_number_that_varies_too_much_does_not_decide() -> None:
 
     schedule = VersionSchedule(["one"], numbers=("recovery",))
     assert len(drive(schedule, make)) == 2 * (LOOKS[-1].runs + 1)
-    found = finding(schedule.findings, "recovery")
-    assert found.change is NumberChange.UNDECIDED
-    assert f"beyond {SPREAD_MOST:.0%} time does not decide" in found.reason
+    result = finding(schedule.findings, "recovery")
+    assert result.change is NumberChange.UNDECIDED
+    assert f"more than {SPREAD_MOST:.0%}" in result.reason
 
 
 def test_a_number_that_few_runs_have_is_left_out() -> None:
@@ -337,7 +352,7 @@ def test_a_number_that_few_runs_have_is_left_out() -> None:
 
     schedule = VersionSchedule(["one"], numbers=("recovery", "step"))
     drive(schedule, make)
-    assert {one.metric for one in schedule.findings if one.unit == "s"} == {"step"}
+    assert {result.metric for result in schedule.findings if result.unit == "s"} == {"step"}
 
 
 @given(st.floats(0.5, 20), st.floats(-0.4, 0.4))
@@ -393,9 +408,9 @@ class TestConfirmation:
 
     def schedule(self, factor: float, worse: Sequence[NumberFinding] = ()) -> VersionSchedule:
         chance = random.Random(1)
-        made = VersionSchedule(["one"], numbers=("recovery", "step"), worse=worse)
+        schedule = VersionSchedule(["one"], numbers=("recovery", "step"), worse=worse)
         self.taken = drive(
-            made,
+            schedule,
             lambda turn: ArmReport(
                 [
                     run(
@@ -406,38 +421,42 @@ class TestConfirmation:
                 ]
             ),
         )
-        return made
+        return schedule
 
     def test_what_is_worse_twice_is_regressed(self) -> None:
         first = self.schedule(1.5)
-        worse = [one for one in first.findings if needs_confirmation(one)]
+        worse = [result for result in first.findings if needs_confirmation(result)]
         second = self.schedule(1.5, worse)
         assert self.taken[0].side is Side.AFTER
-        assert [one.metric for one in second.findings] == ["recovery"]  # nothing else is looked at
+        assert [result.metric for result in second.findings] == [
+            "recovery"
+        ]  # no other number is inspected
         assert (
-            finding(merged(first.findings, (first, second)), "recovery").change
+            finding(merge_sessions(first.findings, (first, second)), "recovery").change
             is NumberChange.REGRESSED
         )
 
     def test_what_is_worse_once_is_undecided(self) -> None:
         first = self.schedule(1.5)
-        second = self.schedule(1.0, [one for one in first.findings if needs_confirmation(one)])
-        found = finding(merged(first.findings, (first, second)), "recovery")
-        assert found.change is NumberChange.UNDECIDED
-        assert found.reason == "it regressed in one session, and was unchanged in the next"
+        second = self.schedule(
+            1.0, [result for result in first.findings if needs_confirmation(result)]
+        )
+        result = finding(merge_sessions(first.findings, (first, second)), "recovery")
+        assert result.change is NumberChange.UNDECIDED
+        assert result.reason == "it regressed in one session, and was unchanged in the next"
 
     def test_what_was_not_run_again_is_undecided(self) -> None:
         first = self.schedule(1.5)
-        found = finding(merged(first.findings, (first, VersionSchedule([]))), "recovery")
-        assert found.change is NumberChange.UNDECIDED
+        result = finding(merge_sessions(first.findings, (first, VersionSchedule([]))), "recovery")
+        assert result.change is NumberChange.UNDECIDED
 
 
 def test_a_decision_stays() -> None:
-    """A duration that has decided is not asked again while others of its test go on."""
+    """A duration that has decided is not tested again while others of its test go on."""
     before = [run(0.05, 0.01)] * 7
     after = [run(0.10, 0.01)] * 7
-    found = decide(before, after, LOOKS[0], numbers=("recovery",))
-    assert finding(found, "recovery").change is NumberChange.REGRESSED
+    findings = decide(before, after, LOOKS[0], numbers=("recovery",))
+    assert finding(findings, "recovery").change is NumberChange.REGRESSED
     steps = iter([0.01, 0.0145] * 100)
     schedule = VersionSchedule(["one"], numbers=("recovery", "step"))
     drive(
@@ -450,11 +469,11 @@ def test_a_decision_stays() -> None:
 
 
 def strong(chance: random.Random, times: float, noise: float = 0.02) -> RunRecord:
-    """A run whose world was whole again after so many times of its recovery."""
-    made = run(0.2 * chance.lognormvariate(0, 0.02))
-    seconds = made.metrics["recovery"].value * times * chance.lognormvariate(0, noise)
+    """Return a run with a world that was whole again after ``times`` times its recovery."""
+    record = run(0.2 * chance.lognormvariate(0, 0.02))
+    seconds = record.metrics["recovery"].value * times * chance.lognormvariate(0, noise)
     return msgspec.structs.replace(
-        made, metrics=made.metrics | {"full_strength": Metric(seconds, "s", "lower")}
+        record, metrics=record.metrics | {"full_strength": Metric(seconds, "s", "lower")}
     )
 
 
@@ -467,7 +486,7 @@ def strong(chance: random.Random, times: float, noise: float = 0.02) -> RunRecor
             (4.0, 4.0),
             0.8,
             NumberChange.INCOMPARABLE,
-        ),  # said why not, and no reason to run more often
+        ),  # reported with a reason, and no reason to run more often
         ((1.0, 1.0), 0.0, None),
     ],
 )
@@ -478,8 +497,8 @@ def test_full_strength_behind_the_recovery_is_decided_or_said_why_not(
     before, after = (
         [strong(chance, factor, noise) for _ in range(LOOKS[0].runs)] for factor in times
     )
-    found = {one.metric: one for one in decide(before, after, LOOKS[0])}
-    assert (found["full_strength"].change if "full_strength" in found else None) is change
-    assert found["recovery"].change is NumberChange.UNCHANGED
+    by_metric = {result.metric: result for result in decide(before, after, LOOKS[0])}
+    assert (by_metric["full_strength"].change if "full_strength" in by_metric else None) is change
+    assert by_metric["recovery"].change is NumberChange.UNCHANGED
     if change is NumberChange.INCOMPARABLE:
-        assert "--number full_strength" in found["full_strength"].reason
+        assert "--number full_strength" in by_metric["full_strength"].reason

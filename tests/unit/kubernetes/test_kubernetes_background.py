@@ -1,4 +1,6 @@
-"""Requests to the API server that no run waits for, against a server that stands still, refuses or comes back."""
+"""Requests to the API server that no run waits for, against a server that hangs, refuses or comes
+back.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ PODS = "/api/v1/namespaces/chaos/pods"
 
 
 class Held:
-    """A server that answers a PATCH only when it may."""
+    """A server that answers a PATCH only when the test lets it."""
 
     def __init__(self) -> None:
         self.may_answer = threading.Event()
@@ -36,23 +38,28 @@ class Held:
 
 @pytest.fixture
 def background() -> Iterator[BackgroundRequests]:
-    made = BackgroundRequests(limit=3, pause_s=0.01)
-    yield made
-    made.close(LIMIT_S)
+    requests = BackgroundRequests(limit=3, pause_s=0.01)
+    yield requests
+    requests.close(LIMIT_S)
 
 
-def made(server: ApiServer, method: str) -> list[str]:
-    """The paths of the requests of a method that have come."""
+def paths_of(server: ApiServer, method: str) -> list[str]:
+    """Return the paths of the received requests of a method."""
     return [path for made_by, path, _ in list(server.requests) if made_by == method]
 
 
 @contextlib.contextmanager
 def session_pods(server: ApiServer, background: BackgroundRequests) -> Iterator[SessionPods]:
-    """The pods of a session: those of a node, and of a station that stands by. No supervisor has come."""
+    """Return the pods of a session: those of a node, and of a standby station.
+
+    No supervisor has connected.
+    """
     api, reception = KubernetesApi(kubeconfig=server.kubeconfig), Reception("127.0.0.1", "token")
     options = KubernetesOptions(image="a:1")
-    where = (reception, "127.0.0.1", lambda station, place: {})
-    pods = SessionPods(api, "chaoskit-1", options, *where, lambda line: None, background)
+    reception_of_pods = (reception, "127.0.0.1", lambda station, place: {})
+    pods = SessionPods(
+        api, "chaoskit-1", options, *reception_of_pods, lambda line: None, background
+    )
     for station in ("node0", "standby0"):
         pods.add(Pod(station, f"chaoskit-1-{station}", pods.is_over))
     try:
@@ -74,12 +81,12 @@ def test_a_deletion_does_not_wait_for_labels(
             {"chaoskit.dev/test": "tests/test_a.py::test_b[1]"},
         )
         pods.label("node0", {"chaoskit.dev/station": "node0"})
-        wait_until(lambda: made(server, "PATCH"), "the request for labels")
+        wait_until(lambda: paths_of(server, "PATCH"), "the request for labels")
         pods.drop_standbys(beyond=())
         wait_until(
-            lambda: made(server, "DELETE") == [f"{PODS}/chaoskit-1-standby0"], "the deletion"
+            lambda: paths_of(server, "DELETE") == [f"{PODS}/chaoskit-1-standby0"], "the deletion"
         )
-        assert len(made(server, "PATCH")) == 1, (
+        assert len(paths_of(server, "PATCH")) == 1, (
             "the second label waits for the first one, and the deletion for none"
         )
         held.may_answer.set()
@@ -93,12 +100,12 @@ def test_labels_of_the_last_generation_replace_those_that_wait(
     held = Held()
     with api_server(tmp_path, held.answer) as server, session_pods(server, background) as pods:
         pods.label("node0", {"chaoskit.dev/generation": "1"})
-        wait_until(lambda: made(server, "PATCH"), "the first request")
+        wait_until(lambda: paths_of(server, "PATCH"), "the first request")
         for generation in range(2, 9):
             pods.label("node0", {"chaoskit.dev/generation": str(generation)})
         pods.label("node0", {"chaoskit.dev/station": "node0"})
         held.may_answer.set()
-        wait_until(lambda: len(made(server, "PATCH")) == 3, "the last request")
+        wait_until(lambda: len(paths_of(server, "PATCH")) == 3, "the last request")
     labels = [
         body["metadata"]["labels"] for method, _, body in server.requests if method == "PATCH"
     ]
@@ -107,7 +114,7 @@ def test_labels_of_the_last_generation_replace_those_that_wait(
 
 
 def held_up(background: BackgroundRequests) -> threading.Event:
-    """Have the first request last until the event that is returned is set."""
+    """Have the first request last until the returned event is set."""
     may_go_on, begun = threading.Event(), threading.Event()
 
     def first() -> None:
@@ -130,7 +137,7 @@ def test_what_waits_is_bounded_and_counted(background: BackgroundRequests) -> No
 
 
 def test_a_request_is_made_again_until_it_is_answered(background: BackgroundRequests) -> None:
-    """A refusal is an answer, and what is wrong with one request is no matter of the next."""
+    """A refusal is an answer, and an error of one request does not affect the next."""
     unanswered = [ApiError("no answer"), ApiError("overloaded", 503)]
     outcomes = [*unanswered, None, ApiError("forbidden", 403), KeyError("x"), None]
     refused, acts, done = list[ApiError](), list[str](), threading.Event()
@@ -143,7 +150,7 @@ def test_a_request_is_made_again_until_it_is_answered(background: BackgroundRequ
             done.set()
 
     for name in "ab":
-        background.submit(lambda name=name: act(name), refused=refused.append)
+        background.submit(lambda name=name: act(name), on_refused=refused.append)
     wait_until(lambda: len(acts) == 4, "both requests")
     for name in "cd":
         background.submit(lambda name=name: act(name))
@@ -153,14 +160,14 @@ def test_a_request_is_made_again_until_it_is_answered(background: BackgroundRequ
 
 
 def test_the_end_of_a_session_waits_for_no_server_that_is_away() -> None:
-    background, asked = BackgroundRequests(pause_s=LIMIT_S), threading.Event()
+    background, requested = BackgroundRequests(pause_s=LIMIT_S), threading.Event()
 
     def act() -> None:
-        asked.set()
+        requested.set()
         raise ApiError("no answer")
 
     background.submit(act)
-    assert asked.wait(LIMIT_S)
+    assert requested.wait(LIMIT_S)
     began_s = time.monotonic()
     background.close(LIMIT_S)
     assert time.monotonic() - began_s < LIMIT_S / 2

@@ -1,4 +1,7 @@
-"""What the objects of a session look like, what a template may change, and why pods do not run. Asks no cluster."""
+"""The objects of a session, the parts that a template may change, and reasons why pods do not run.
+
+Asks no cluster.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from chaoskit.substrate.kubernetes import template
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.pods import manifests
 from chaoskit.substrate.kubernetes.pods.diagnosis import not_running
-from chaoskit.substrate.kubernetes.pods.placement import is_ready
+from chaoskit.substrate.kubernetes.pods.pod_placement import is_ready
 from chaoskit.substrate.kubernetes.pods.state import (
     Pending,
     in_words,
@@ -36,11 +39,11 @@ def pod(given: dict[str, Any] | None = None) -> dict[str, Any]:
     )
 
 
-# -- pods -------------------------------------------------------------------------------------------------------------
+# -- pods ------------------------------------------------------------------------------------------
 
 
 def test_a_pod_is_hardened() -> None:
-    """As Pod Security calls it `restricted`, with a root file system that cannot be written."""
+    """The pod meets the Pod Security level `restricted`, with a read-only root file system."""
     spec = pod()["spec"]
     (node,) = spec["containers"]
     assert spec["securityContext"]["runAsNonRoot"]
@@ -73,16 +76,16 @@ def test_the_token_is_in_no_command_and_no_variable() -> None:
     ids=lambda made: made["kind"],
 )
 def test_everything_belongs_to_the_job(made: dict[str, Any]) -> None:
-    """So it goes with it; and can be found by the session's label."""
+    """An object goes with the Job, and can be found by the session's label."""
     assert made["metadata"]["ownerReferences"] == [OWNER]
     assert made["metadata"]["labels"][manifests.SESSION] == "chaoskit-1"
 
 
 def test_pods_of_a_world_have_labels_that_the_server_takes() -> None:
-    made = manifests.world_labels("001-a test[é-0]" + "x" * 80, [3, 0], 7)
-    assert made[manifests.RANKS] == "0_3"
-    assert made[manifests.GENERATION] == "7"
-    assert made[manifests.RUN] == "001-a-test---0-" + "x" * 48
+    labels = manifests.world_labels("001-a test[é-0]" + "x" * 80, [3, 0], 7)
+    assert labels[manifests.RANKS] == "0_3"
+    assert labels[manifests.GENERATION] == "7"
+    assert labels[manifests.RUN] == "001-a-test---0-" + "x" * 48
     assert manifests.world_labels("001-a[0]", [0], 1)[manifests.RUN] == "001-a-0"
     assert manifests.world_labels("001-a", [], 2)[manifests.RANKS] is None, (
         "a pod whose rank went elsewhere"
@@ -91,14 +94,14 @@ def test_pods_of_a_world_have_labels_that_the_server_takes() -> None:
 
 def test_annotations_of_a_pod_say_what_does_not_fit_a_label() -> None:
     ranks, test = range(64), "tests/test_a.py::test_b[a b/c]"
-    made = manifests.world_annotations("001-a test[é-0]" + "x" * 80, test, ranks, 7)
-    assert made[manifests.RUN] == "001-a test[é-0]" + "x" * 80
-    assert made[manifests.TEST] == test
-    assert made[manifests.RANKS] == ",".join(map(str, ranks))
-    assert made[manifests.GENERATION] == "7"
-    assert made.keys() > manifests.world_labels("001-a", [0], 7).keys()
-    none = manifests.world_annotations("001-a", "", [], 8)
-    assert (none[manifests.TEST], none[manifests.RANKS]) == (None, None), (
+    notes = manifests.world_annotations("001-a test[é-0]" + "x" * 80, test, ranks, 7)
+    assert notes[manifests.RUN] == "001-a test[é-0]" + "x" * 80
+    assert notes[manifests.TEST] == test
+    assert notes[manifests.RANKS] == ",".join(map(str, ranks))
+    assert notes[manifests.GENERATION] == "7"
+    assert notes.keys() > manifests.world_labels("001-a", [0], 7).keys()
+    idle = manifests.world_annotations("001-a", "", [], 8)
+    assert (idle[manifests.TEST], idle[manifests.RANKS]) == (None, None), (
         "of an earlier test, and of a rank elsewhere"
     )
 
@@ -113,7 +116,10 @@ def test_a_pod_that_stood_by_says_what_it_has_become() -> None:
 
 
 def test_the_job_ends_by_itself() -> None:
-    """Whatever becomes of the process that made it; a deadline does not count while a job is suspended."""
+    """The job ends whatever becomes of the process that made it.
+
+    A deadline does not count while a job is suspended.
+    """
     job = manifests.job("chaoskit-1", pod(), started_by="me@here", deadline_s=60)
     assert "suspend" not in job["spec"]
     assert job["spec"]["backoffLimit"] == 0
@@ -122,7 +128,7 @@ def test_the_job_ends_by_itself() -> None:
     assert job["spec"]["template"]["spec"] == pod()["spec"]
 
 
-# -- the driver's pod -------------------------------------------------------------------------------------------------
+# -- the driver's pod ------------------------------------------------------------------------------
 
 
 def driver(given: dict[str, Any] | None = None, **more: str) -> dict[str, Any]:
@@ -131,7 +137,7 @@ def driver(given: dict[str, Any] | None = None, **more: str) -> dict[str, Any]:
 
 
 def test_a_driver_has_a_role_for_pods_and_no_more() -> None:
-    """Never to run commands in them; and no pod but the driver's has it."""
+    """The role never allows to run commands in pods, and no pod but the driver's has it."""
     account, role, binding = manifests.driver_rights("chaoskit-1", "chaos", OWNER)
     verbs = {
         (resource, verb)
@@ -157,19 +163,29 @@ def test_a_driver_has_a_role_for_pods_and_no_more() -> None:
 
 
 def test_a_driver_finds_the_same_options_and_its_session() -> None:
-    given = {"spec": {"containers": [{"name": "node", "env": [{"name": "MINE", "value": "1"}]}]}}
-    (container,) = driver(given, template="here.yaml")["spec"]["containers"]
-    told = {one["name"]: one["value"] for one in container["env"] if "value" in one}
-    there = KubernetesOptions.from_environment(told)
-    assert (there.image, there.startup_s, there.harness) == ("registry/train:1", 30.0, "here")
-    assert there.driven is not None
-    assert there.driven.name == "chaoskit-1"
-    assert there.template.startswith(there.driven.directory)
-    assert told["MINE"] == "1"
-    assert {f"{VARIABLE}ADDRESS"} <= {one["name"] for one in container["env"] if "valueFrom" in one}
+    pod_template = {
+        "spec": {"containers": [{"name": "node", "env": [{"name": "MINE", "value": "1"}]}]}
+    }
+    (container,) = driver(pod_template, template="here.yaml")["spec"]["containers"]
+    environment = {
+        variable["name"]: variable["value"] for variable in container["env"] if "value" in variable
+    }
+    options_there = KubernetesOptions.from_environment(environment)
+    assert (options_there.image, options_there.startup_s, options_there.harness) == (
+        "registry/train:1",
+        30.0,
+        "here",
+    )
+    assert options_there.driven is not None
+    assert options_there.driven.name == "chaoskit-1"
+    assert options_there.template.startswith(options_there.driven.directory)
+    assert environment["MINE"] == "1"
+    assert {f"{VARIABLE}ADDRESS"} <= {
+        variable["name"] for variable in container["env"] if "valueFrom" in variable
+    }
 
 
-#: Of the nodes of a run: a machine with GPUs for each, and a sidecar that uses one, too.
+#: Fields of the nodes of a run: a machine with GPUs for each, and a sidecar that uses a GPU, too.
 LARGE: dict[str, Any] = {
     "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
     "resources": {"limits": {"cpu": "64"}},
@@ -207,7 +223,9 @@ def coordinator(given: dict[str, Any]) -> dict[str, Any]:
 def test_a_driver_and_a_coordinator_ask_for_little(
     made: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
-    """No GPU, whatever the template asks for nodes: of a sidecar, of the whole pod and by claims of devices, too."""
+    """The pods ask for no GPU, whatever the template asks for nodes: in a sidecar, the whole pod or
+    claims of devices.
+    """
     (plain,) = made({})["spec"]["containers"]
     assert plain["resources"] == SMALL
     spec = made({"spec": LARGE})["spec"]
@@ -237,25 +255,32 @@ def test_a_node_and_a_pod_that_stands_by_ask_for_what_the_template_says() -> Non
 def test_a_template_sets_what_driver_and_coordinator_ask_for(
     made: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path
 ) -> None:
-    """In a container of that name; it becomes no container of a pod."""
-    own = {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}, "claims": [{"name": "gpu"}]}
-    more = [{"name": "driver", "resources": own}, {"name": "coordinator", "resources": own}]
-    given = template.read(
+    """The template names them in a container that becomes no container of a pod."""
+    resources = {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}, "claims": [{"name": "gpu"}]}
+    more = [
+        {"name": "driver", "resources": resources},
+        {"name": "coordinator", "resources": resources},
+    ]
+    pod_template = template.read(
         write(tmp_path, {"spec": {**LARGE, "containers": [*LARGE["containers"], *more]}})
     )
-    spec = made(given)["spec"]
-    assert [(one["name"], one["resources"]) for one in spec["containers"]] == [("node", own)]
+    spec = made(pod_template)["spec"]
+    assert [
+        (its_container["name"], its_container["resources"]) for its_container in spec["containers"]
+    ] == [("node", resources)]
     assert spec["resourceClaims"] == LARGE["resourceClaims"]
-    (node,) = pod(given)["spec"]["containers"]
+    (node,) = pod(pod_template)["spec"]["containers"]
     assert node["resources"] == LARGE["containers"][0]["resources"]
 
 
-# -- a pod for which another one is preempted -------------------------------------------------------------------------
+# -- a pod for which another one is preempted ------------------------------------------------------
 
 
 def test_a_preemptor_asks_for_nothing_but_its_place() -> None:
-    """Whatever the template says: else the scheduler could take others' pods, too, or could not schedule it."""
-    given = {
+    """The template does not change that: the scheduler could take other pods, too, or could not
+    schedule it.
+    """
+    pod_template = {
         "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}},
         "spec": {
             "nodeName": "other",
@@ -272,11 +297,11 @@ def test_a_preemptor_asks_for_nothing_but_its_place() -> None:
             ],
         },
     }
-    made = manifests.preemptor(pod(given), "chaoskit-1-node0", "worker-7", "urgent")
-    assert made["metadata"]["labels"] == {
-        name: pod()["metadata"]["labels"][name] for name in made["metadata"]["labels"]
+    preemptor = manifests.preemptor(pod(pod_template), "chaoskit-1-node0", "worker-7", "urgent")
+    assert preemptor["metadata"]["labels"] == {
+        name: pod()["metadata"]["labels"][name] for name in preemptor["metadata"]["labels"]
     }
-    spec = made["spec"]
+    spec = preemptor["spec"]
     assert spec["tolerations"] == [{"operator": "Exists"}]
     assert not {
         "nodeName",
@@ -290,8 +315,10 @@ def test_a_preemptor_asks_for_nothing_but_its_place() -> None:
     assert set(container["resources"]["requests"].values()) == {"0"}
     assert "ports" not in container
     assert container["securityContext"] == pod()["spec"]["containers"][0]["securityContext"]
-    (apart,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert apart["labelSelector"]["matchLabels"] == {manifests.PLACE: "chaoskit-1-node0"}
+    (anti_affinity,) = spec["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert anti_affinity["labelSelector"]["matchLabels"] == {manifests.PLACE: "chaoskit-1-node0"}
 
 
 VICTIM = {"spec": {"priority": 0}}
@@ -325,10 +352,10 @@ VICTIM = {"spec": {"priority": 0}}
 def test_what_would_not_preempt_one_pod_alone_is_not_made(
     spec: dict[str, Any], reason: str
 ) -> None:
-    """As the server would have the pod: namespaces and webhooks add to it."""
-    found = why_not_preempting({"spec": spec}, VICTIM)
-    assert reason in found
-    assert bool(found) is bool(reason)
+    """The pod is inspected as the server would have it: namespaces and webhooks add to it."""
+    objection = why_not_preempting({"spec": spec}, VICTIM)
+    assert reason in objection
+    assert bool(objection) is bool(reason)
 
 
 UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}
@@ -347,7 +374,9 @@ UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}
 def test_a_machine_is_back_when_pods_may_go_there(
     status: str, taints: list[dict[str, str]], expected: bool
 ) -> None:
-    """Its kubelet is heard some seconds before: pods that are made meanwhile all go to the other machines."""
+    """A machine is not back when its kubelet reports, some seconds earlier: new pods then go to the
+    other machines.
+    """
     node = {
         "status": {"conditions": [{"type": "Ready", "status": status}]},
         "spec": {"taints": taints},
@@ -363,9 +392,9 @@ NOT_PULLED = 'Failed to pull image "x:1":\n  connection refused'
 
 
 def test_an_event_tells_early_that_an_image_is_not_pulled() -> None:
-    found = pull_failure("node1", [failed("Error: ErrImagePull"), failed(NOT_PULLED)])
-    assert found is not None
-    assert str(found) == 'node1: ErrImagePull (Failed to pull image "x:1": connection refused)'
+    failure = pull_failure("node1", [failed("Error: ErrImagePull"), failed(NOT_PULLED)])
+    assert failure is not None
+    assert str(failure) == 'node1: ErrImagePull (Failed to pull image "x:1": connection refused)'
     assert pull_failure("node1", [failed("Error: failed to create containerd task")]) is None
 
 
@@ -383,22 +412,22 @@ def test_an_event_tells_early_that_an_image_is_not_pulled() -> None:
 def test_an_image_is_given_up_when_the_kubelet_has_backed_off_twice(
     events: list[dict[str, Any]], is_final: bool
 ) -> None:
-    found = pull_failure("node1", events)
-    assert found is not None
-    assert found.is_final is is_final
+    failure = pull_failure("node1", events)
+    assert failure is not None
+    assert failure.is_final is is_final
 
 
-# -- templates --------------------------------------------------------------------------------------------------------
+# -- templates -------------------------------------------------------------------------------------
 
 
-def write(directory: Path, found: Any) -> str:
+def write(directory: Path, content: Any) -> str:
     path = directory / "template.yaml"
-    path.write_text(found if isinstance(found, str) else json.dumps(found))
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
     return str(path)
 
 
 def test_a_template_adds_what_pods_do_not_have(tmp_path: Path) -> None:
-    given = {
+    pod_template = {
         "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
         "spec": {
             "nodeSelector": {"gpu": "yes"},
@@ -418,11 +447,11 @@ def test_a_template_adds_what_pods_do_not_have(tmp_path: Path) -> None:
             "volumes": [{"name": "data", "emptyDir": {}}],
         },
     }
-    made = pod(template.read(write(tmp_path, given)))
-    (node,) = made["spec"]["containers"]
+    manifest = pod(template.read(write(tmp_path, pod_template)))
+    (node,) = manifest["spec"]["containers"]
     assert node["image"] == "other:2"
     assert node["command"][0] == "python3"
-    variables = {one["name"]: one.get("value") for one in node["env"]}
+    variables = {variable["name"]: variable.get("value") for variable in node["env"]}
     assert (variables["HOME"], variables["MORE"], variables["OMP_NUM_THREADS"]) == (
         "/home",
         "1",
@@ -430,35 +459,35 @@ def test_a_template_adds_what_pods_do_not_have(tmp_path: Path) -> None:
     )
     assert [mount["mountPath"] for mount in node["volumeMounts"]][-1] == "/data"
     assert len(node["volumeMounts"]) == len(pod()["spec"]["containers"][0]["volumeMounts"]) + 1
-    assert made["spec"]["initContainers"] == given["spec"]["initContainers"]
+    assert manifest["spec"]["initContainers"] == pod_template["spec"]["initContainers"]
     assert node["command"][-2:] == ["--grace-s", "7"]
-    job = manifests.job("chaoskit-1", made, started_by="me@here", deadline_s=60)
+    job = manifests.job("chaoskit-1", manifest, started_by="me@here", deadline_s=60)
     assert job["spec"]["template"]["metadata"]["annotations"] == {"note": "b"}
-    assert made["metadata"]["labels"]["team"] == "a"
-    assert made["metadata"]["labels"][manifests.STATION] == "node0"
-    assert made["spec"]["securityContext"]["runAsUser"] == 2000
-    assert made["spec"]["securityContext"]["runAsNonRoot"]
-    assert made["spec"]["tolerations"] == [{"key": "gpu"}]
+    assert manifest["metadata"]["labels"]["team"] == "a"
+    assert manifest["metadata"]["labels"][manifests.STATION] == "node0"
+    assert manifest["spec"]["securityContext"]["runAsUser"] == 2000
+    assert manifest["spec"]["securityContext"]["runAsNonRoot"]
+    assert manifest["spec"]["tolerations"] == [{"key": "gpu"}]
 
 
 def test_merging_changes_neither_side() -> None:
-    ours, theirs = (
+    base, addition = (
         {"a": {"b": 1}, "containers": [{"name": "x"}]},
         {"a": {"c": 2}, "containers": [{"name": "x", "y": 1}]},
     )
-    before = json.dumps([ours, theirs])
-    assert template.merge(ours, theirs) == {
+    before = json.dumps([base, addition])
+    assert template.merge(base, addition) == {
         "a": {"b": 1, "c": 2},
         "containers": [{"name": "x", "y": 1}],
     }
-    assert json.dumps([ours, theirs]) == before
+    assert json.dumps([base, addition]) == before
 
 
 def test_a_variable_of_a_template_is_taken_whole() -> None:
-    """It has a value or a source of it, and not both."""
+    """The variable has a value or a source of it, and not both."""
     source = {"name": "HOME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
-    made = pod({"spec": {"containers": [{"name": "node", "env": [source]}]}})
-    assert source in made["spec"]["containers"][0]["env"]
+    manifest = pod({"spec": {"containers": [{"name": "node", "env": [source]}]}})
+    assert source in manifest["spec"]["containers"][0]["env"]
 
 
 @pytest.mark.parametrize("kind", ["Pod", "a template", "PodTemplate", "Deployment"])
@@ -510,7 +539,7 @@ def test_what_is_the_sessions_is_refused_by_its_path(
 ) -> None:
     with pytest.raises(BadInput) as refused:
         template.read(write(tmp_path, given))
-    assert f"leave {path}" in str(refused.value)
+    assert f"remove {path}" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -535,12 +564,16 @@ def test_what_is_no_template_is_refused(tmp_path: Path, text: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-# -- options ----------------------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 
 def test_options_come_from_the_environment() -> None:
-    told = {"CHAOSKIT_KUBERNETES_IMAGE": "a:1", "CHAOSKIT_KUBERNETES_STARTUP_S": "20", "OTHER": "x"}
-    assert KubernetesOptions.from_environment(told) == KubernetesOptions(
+    environment = {
+        "CHAOSKIT_KUBERNETES_IMAGE": "a:1",
+        "CHAOSKIT_KUBERNETES_STARTUP_S": "20",
+        "OTHER": "x",
+    }
+    assert KubernetesOptions.from_environment(environment) == KubernetesOptions(
         image="a:1", startup_s=20.0
     )
 
@@ -590,7 +623,7 @@ def test_a_substrate_without_an_image_is_unavailable_and_says_what_to_do(
 
 
 def test_neither_chaoskit_nor_a_supervisor_loads_the_client() -> None:
-    """It takes a second and 70 MB."""
+    """The client takes a second and 70 MB."""
     code = (
         "import sys, chaoskit, chaoskit.substrate.supervisor.server, chaoskit.agent.agent, chaoskit.substrate.registry;"
         "import chaoskit.substrate.kubernetes.substrate;"
@@ -599,7 +632,7 @@ def test_neither_chaoskit_nor_a_supervisor_loads_the_client() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# -- why a pod does not run -------------------------------------------------------------------------------------------
+# -- why a pod does not run ------------------------------------------------------------------------
 
 
 def waiting(reason: str, message: str = "") -> dict[str, Any]:
@@ -695,7 +728,7 @@ def test_an_image_without_a_module_is_bad_input(module: str, image: str) -> None
     assert isinstance(error, BadInput)
     assert error.field == ("image" if image else "template")
     assert "\n" not in str(error)
-    assert f"/opt/python there has no {module.partition('.')[0]}" in str(error)
+    assert f"its /opt/python has no {module.partition('.')[0]}" in str(error)
     assert f"{VARIABLE}PYTHON" in str(error)
 
 
@@ -713,7 +746,7 @@ def test_an_image_without_a_module_is_bad_input(module: str, image: str) -> None
 def test_a_module_that_is_not_the_reason_is_not_blamed(pending: Pending, log: str) -> None:
     error = not_running([pending], [log], OPTIONS, "")
     assert pending.message in str(error)
-    assert "Python there has no" not in str(error)
+    assert "PYTHON to its interpreter" not in str(error)
     assert not isinstance(error, BadInput)
 
 
@@ -743,12 +776,12 @@ def test_pods_that_find_no_machine_in_time_are_told_with_both_remedies() -> None
         Pending(station, "Unschedulable", "0/3 Insufficient nvidia.com/gpu")
         for station in ("node0", "node1")
     ]
-    told = str(not_running(reasons, [], OPTIONS, ""))
-    assert told.startswith(
+    message = str(not_running(reasons, [], OPTIONS, ""))
+    assert message.startswith(
         "pods do not run after 120 s: node0, node1: Unschedulable (0/3 Insufficient nvidia.com/gpu)"
     )
-    assert "ask for less in the template" in told
-    assert f"{VARIABLE}STARTUP_S" in told
+    assert "request less in the template" in message
+    assert f"{VARIABLE}STARTUP_S" in message
 
 
 def test_what_a_pod_has_printed_is_shown_once() -> None:

@@ -1,4 +1,7 @@
-"""Refusals before anything is made on a cluster: by rights, quotas, machines and plans. Asks no cluster."""
+"""Refusals before any object is made on a cluster: by rights, quotas, machines and plans.
+
+Asks no cluster.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from chaoskit.substrate.kubernetes.examination import (
 )
 from chaoskit.substrate.kubernetes.machines.machines import BROKEN, PROTECTED, why_not_breakable
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pods import placement, quotas
+from chaoskit.substrate.kubernetes.pods import pod_placement, quotas
 from chaoskit.substrate.kubernetes.pods.actions import MachineDrain
 from chaoskit.substrate.kubernetes.pods.diagnosis import PodsBarred
 from chaoskit.substrate.kubernetes.pods.manifests import ALLOWED, ALLOWED_VALUE, SESSION
@@ -38,10 +41,11 @@ from chaoskit.substrate.kubernetes.preflight import (
     require_possible,
 )
 from chaoskit.substrate.kubernetes.session import require_allowed
+from chaoskit.substrate.kubernetes.template import require_mounted
 
 OPTIONS = KubernetesOptions(image="registry/train:1", namespace="chaos", harness="pod")
 
-# -- quotas -----------------------------------------------------------------------------------------------------------
+# -- quotas ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,7 @@ def test_quantities_are_those_of_kubernetes(quantity: object, expected: Any) -> 
 
 @pytest.mark.parametrize("quantity", ["", "much", "1Xi", "Gi"])
 def test_what_is_no_quantity_is_refused(quantity: str) -> None:
-    with pytest.raises(ValueError, match="no quantity"):
+    with pytest.raises(ValueError, match="is not a quantity"):
         quotas.amount(quantity)
 
 
@@ -110,7 +114,7 @@ NODE = {"spec": {"containers": [container(cpu="2", memory="1Gi")]}}
 def test_pods_fit_into_quotas_or_the_first_key_says_why_not(
     quota: dict[str, Any], count: int, told: str
 ) -> None:
-    reason = quotas.lacking([quota], [(NODE, count)])
+    reason = quotas.why_not_fitting([quota], [(NODE, count)])
     assert told in reason
     assert bool(reason) is bool(told)
 
@@ -145,7 +149,7 @@ def test_a_pod_counts_as_the_server_counts_it(spec: dict[str, Any], cpu: str) ->
     assert quotas.usage({"spec": spec})["requests.cpu"] == Decimal(cpu)
 
 
-# -- machines ---------------------------------------------------------------------------------------------------------
+# -- machines --------------------------------------------------------------------------------------
 
 
 def machine(
@@ -195,17 +199,19 @@ CORDONED = machine("a", unschedulable=True)
 def test_pods_have_a_place_unless_every_machine_for_them_is_closed(
     spec: dict[str, Any], machines: list[dict[str, Any]], told: str
 ) -> None:
-    """A machine that is not there yet may be made for a pod; one that is cordoned takes none."""
-    reason = placement.why_nowhere({"spec": spec}, machines)
+    """A missing machine may be made for a pod; a cordoned machine takes none."""
+    reason = pod_placement.why_nowhere({"spec": spec}, machines)
     assert told in reason
     assert bool(reason) is bool(told)
 
 
 def test_a_pod_that_is_bound_to_named_machines_has_no_place_on_others() -> None:
-    made: dict[str, Any] = {"spec": {}}
-    placement.only_on(made, ["a"])
-    assert placement.why_nowhere(made, [CORDONED, machine("b")]) == "a is cordoned"
-    assert placement.why_nowhere(made, [machine("a"), machine("b", unschedulable=True)]) == ""
+    manifest: dict[str, Any] = {"spec": {}}
+    pod_placement.only_on(manifest, ["a"])
+    assert pod_placement.why_nowhere(manifest, [CORDONED, machine("b")]) == "a is cordoned"
+    assert (
+        pod_placement.why_nowhere(manifest, [machine("a"), machine("b", unschedulable=True)]) == ""
+    )
 
 
 def sized(name: str, **allocatable: str) -> dict[str, Any]:
@@ -243,7 +249,9 @@ DEVICES = {"nvidia.com/gpu": "2"}
 def test_pods_that_no_machine_is_large_enough_for_are_known(
     requests: dict[str, str], machines: list[dict[str, Any]], told: str
 ) -> None:
-    reason = placement.why_too_small({"spec": {"containers": [container(**requests)]}}, machines)
+    reason = pod_placement.why_too_small(
+        {"spec": {"containers": [container(**requests)]}}, machines
+    )
     assert told in reason
     assert bool(reason) is bool(told)
 
@@ -252,11 +260,11 @@ def test_only_machines_on_which_a_pod_may_be_are_compared_with_its_requests() ->
     spec = {"containers": [container(cpu="5")], "nodeSelector": {"zone": "1"}}
     large = sized("b", cpu="8")
     assert (
-        placement.why_too_small({"spec": spec}, [large]) == ""
+        pod_placement.why_too_small({"spec": spec}, [large]) == ""
     )  # a cluster may make such a machine
     small = sized("a")
     small["metadata"]["labels"] = {"zone": "1"}
-    assert "no machine has cpu=5" in placement.why_too_small({"spec": spec}, [small, large])
+    assert "no machine has cpu=5" in pod_placement.why_too_small({"spec": spec}, [small, large])
 
 
 def stranger(**metadata: Any) -> dict[str, Any]:
@@ -306,7 +314,7 @@ def test_a_machine_that_another_session_has_broken_is_left_alone() -> None:
     assert why_not_breakable(node, "", [], "chaos", "chaoskit-2") == ""
 
 
-# -- sessions ---------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -375,16 +383,16 @@ def test_a_request_for_want_of_a_right_is_answered_with_the_remedy(
     message: str, is_of_rights: bool
 ) -> None:
     """Rights of a driver's account cannot be asked for before: only the account itself may ask."""
-    told = rights.with_remedy(message)
-    assert told.startswith(message)
-    assert ("chaoskit cluster manifests" in told) is is_of_rights
-    assert is_of_rights or told == message
+    message_with_remedy = rights.with_remedy(message)
+    assert message_with_remedy.startswith(message)
+    assert ("chaoskit cluster manifests" in message_with_remedy) is is_of_rights
+    assert is_of_rights or message_with_remedy == message
 
 
 def test_each_kind_of_object_is_checked_before_one_is_made() -> None:
     """The account of a driver is made with it, so a pod cannot be checked with that name before."""
-    made = session_objects("chaoskit-1", OPTIONS, {}, "chaos")
-    kinds = [one["kind"] for one in made]
+    objects = session_objects("chaoskit-1", OPTIONS, {}, "chaos")
+    kinds = [manifest["kind"] for manifest in objects]
     assert sorted(set(kinds)) == ["Job", "NetworkPolicy", "Pod", "Role", "Secret", "ServiceAccount"]
     assert kinds.count("Pod") == 3
     driver, coordinator, node = session_pods("chaoskit-1", OPTIONS, {})
@@ -393,16 +401,23 @@ def test_each_kind_of_object_is_checked_before_one_is_made() -> None:
     driver, coordinator, node = session_pods("chaoskit-1", named, {})
     assert driver["spec"]["serviceAccountName"] == "mine"
     assert (
-        placement.why_nowhere(node, [machine("b", unschedulable=True), machine("d")])
+        pod_placement.why_nowhere(node, [machine("b", unschedulable=True), machine("d")])
         == "b is cordoned"
     )
     assert (
-        placement.why_nowhere(coordinator, [machine("b", unschedulable=True), machine("d")]) == ""
+        pod_placement.why_nowhere(coordinator, [machine("b", unschedulable=True), machine("d")])
+        == ""
     )
     here = session_objects(
         "chaoskit-1", KubernetesOptions(image="a:1", harness="here"), {}, "chaos"
     )
-    assert [one["kind"] for one in here] == ["Pod", "Pod", "Job", "Secret", "NetworkPolicy"]
+    assert [manifest["kind"] for manifest in here] == [
+        "Pod",
+        "Pod",
+        "Job",
+        "Secret",
+        "NetworkPolicy",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -458,28 +473,49 @@ def test_the_first_thing_that_is_missing_is_the_one_shown() -> None:
     require_all(findings[:1])
 
 
+def test_what_no_cluster_can_do_is_refused_without_asking_one() -> None:
+    with pytest.raises(BadInput, match="device='cuda': use 'cpu'"):
+        require_possible(RunDemand(2, device="cuda"))
+    require_possible(RunDemand(2, command=("python", "train.py")))
+
+
+MOUNTED = {
+    "spec": {
+        "containers": [
+            {"name": "node", "volumeMounts": [{"name": "all", "mountPath": "/checkpoints"}]}
+        ]
+    }
+}
+
+
 @pytest.mark.parametrize(
-    ("demand", "told"),
+    ("shared", "pod_template", "field", "remedy"),
     [
-        (
-            RunDemand(2, command=("python", "train.py")),
-            "command='python train.py': use the substrate local",
-        ),
-        (RunDemand(2, device="cuda"), "device='cuda': use 'cpu'"),
+        ("", MOUNTED, "command", "CHAOSKIT_KUBERNETES_SHARED"),
+        ("/elsewhere", MOUNTED, "shared", "mounts a volume"),
+        ("/checkpoints", {}, "shared", "mounts a volume"),
+        ("checkpoints", MOUNTED, "shared", "mounts a volume"),
     ],
 )
-def test_what_no_cluster_can_do_is_refused_without_asking_one(demand: RunDemand, told: str) -> None:
-    with pytest.raises(BadInput) as refused:
-        require_possible(demand)
-    assert told in str(refused.value)
-    require_possible(RunDemand(2))
+def test_nodes_without_a_shared_directory_are_refused_without_asking_a_cluster(
+    shared: str, pod_template: dict[str, Any], field: str, remedy: str
+) -> None:
+    """A command on several nodes that names {run_dir} needs a directory that they share."""
+    preflight = Preflight(KubernetesOptions(image="registry/train:1", shared=shared), pod_template)
+    with pytest.raises(BadInput, match=remedy) as refused:
+        preflight.require_run(RunDemand(2, command=("train", "--out={run_dir}")), "")
+    assert refused.value.field == field
 
 
-# -- once -------------------------------------------------------------------------------------------------------------
+def test_a_directory_below_a_mounted_volume_is_shared() -> None:
+    require_mounted(MOUNTED, "/checkpoints/here")
+
+
+# -- once ------------------------------------------------------------------------------------------
 
 
 def attempt(refusal: FirstRefusal, error: Exception | None, size: int = 0) -> bool:
-    """Try something that fails so. Return whether it was tried."""
+    """Try an action that fails with this error. Return whether it was tried."""
     is_tried = False
     with contextlib.suppress(BadInput, HarnessError), refusal.remembered(size):
         is_tried = True
@@ -493,7 +529,7 @@ def attempt(refusal: FirstRefusal, error: Exception | None, size: int = 0) -> bo
     [
         (BadInput("namespace", "x", "create it"), False),
         (PodsBarred("pods do not run after 120 s: node0: Unschedulable"), False),
-        (HarnessError("pods do not run after 120 s: no supervisor came"), True),
+        (HarnessError("pods do not run after 120 s: no supervisor has connected"), True),
         (ApiError("forbidden", 403), False),
         (ApiError("the API server does not answer"), True),
         (ApiError("overloaded", 429), True),
@@ -510,7 +546,9 @@ def test_a_cluster_that_refuses_is_asked_once(error: Exception, is_tried_again: 
 
 
 def test_a_cluster_that_took_a_session_once_is_asked_again() -> None:
-    """Such as when its driver was lost: what stood in the way may have gone."""
+    """The session is asked for again, for example after its driver was lost: the obstacle may have
+    gone.
+    """
     refusal = FirstRefusal()
     assert attempt(refusal, None)
     refusal.note_success()
@@ -525,12 +563,12 @@ def test_a_smaller_run_is_tried_after_one_that_had_no_room() -> None:
     assert attempt(refusal, None, size=2)
 
 
-# -- a server that does not answer ------------------------------------------------------------------------------------
+# -- a server that does not answer -----------------------------------------------------------------
 
 
 @pytest.fixture
 def silent(tmp_path: Path) -> str:
-    """A kubeconfig that names a port of this machine on which nothing listens."""
+    """Return a kubeconfig that names a port of this machine on which no server listens."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         return kubeconfig(tmp_path, closed.getsockname()[1])
@@ -558,13 +596,16 @@ def test_a_question_that_was_not_answered_is_neither_bad_input_nor_remembered(
 
 
 def test_a_machine_that_is_not_answered_for_is_no_bad_input(tmp_path: Path) -> None:
-    """The rights are answered, and then the server is overloaded or gone; one that may not be read is bad input."""
-    told: dict[str, tuple[int, Any]] = {"node": (501, {})}
+    """The rights are answered, and then the server is overloaded or gone.
+
+    A machine that may not be read is bad input.
+    """
+    node_answers: dict[str, tuple[int, Any]] = {"node": (501, {})}
 
     def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
         if method == "POST":
             return 201, {"status": {"allowed": True}}
-        return (200, {"items": []}) if path.endswith("/pods") else told["node"]
+        return (200, {"items": []}) if path.endswith("/pods") else node_answers["node"]
 
     with (
         api_server(tmp_path, answer) as server,
@@ -572,7 +613,7 @@ def test_a_machine_that_is_not_answered_for_is_no_bad_input(tmp_path: Path) -> N
     ):
         with pytest.raises(ApiError, match="501"):
             of_machines(api)
-        told["node"] = refusal(403, "nodes is forbidden")
+        node_answers["node"] = refusal(403, "nodes is forbidden")
         options = KubernetesOptions(image="a:1", machines="node1", harness="pod")
         demand = RunDemand(0, actions=frozenset({MachineDrain}))
         *_, finding = Examination(api, options, {}).of_run(demand, "chaoskit-1")
@@ -583,7 +624,9 @@ def test_a_machine_that_is_not_answered_for_is_no_bad_input(tmp_path: Path) -> N
 def test_a_session_is_asked_for_again_once_the_server_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first attempt meets no server, the second one a server that refuses: only that is remembered."""
+    """The first attempt meets no server, the second a server that refuses: only the refusal is
+    remembered.
+    """
     preflight = Preflight(OPTIONS, {})
     with api_server(tmp_path, lambda *request: refusal(403, "namespaces is forbidden")) as server:
         monkeypatch.setenv("KUBECONFIG", server.kubeconfig)
@@ -592,19 +635,21 @@ def test_a_session_is_asked_for_again_once_the_server_answers(
     with api_server(tmp_path, lambda *request: refusal(403, "namespaces is forbidden")) as server:
         monkeypatch.setenv("KUBECONFIG", server.kubeconfig)
         with pytest.raises(
-            BadInput, match="use a cluster that lets you in: namespaces is forbidden"
+            BadInput, match="use a cluster that grants you access: namespaces is forbidden"
         ):
             preflight.require_session()
-        asked = len(server.requests)
-        with pytest.raises(BadInput, match="use a cluster that lets you in"):
+        count = len(server.requests)
+        with pytest.raises(BadInput, match="use a cluster that grants you access"):
             preflight.require_session()
-        assert len(server.requests) == asked
+        assert len(server.requests) == count
 
 
 def test_a_server_that_stops_answering_is_the_last_finding_of_the_doctor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The version is answered, the namespace is not: no right and no namespace is called missing."""
+    """The version is answered, the namespace is not: no right and no namespace is called
+    missing.
+    """
 
     def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
         return (200, {"gitVersion": "v1.36.3"}) if path == "/version" else (501, {})
@@ -619,18 +664,19 @@ def test_a_server_that_stops_answering_is_the_last_finding_of_the_doctor(
     ]
 
 
-# -- the right to write Events ----------------------------------------------------------------------------------------
+# -- the right to write Events ---------------------------------------------------------------------
 
 
 def allowing(*, events: bool) -> Callable[[str, str, Any], tuple[int, Any]]:
-    """A server that lets a user do all but write Events, or that, too."""
+    """Return a server that lets a user do all, except writing Events unless ``events``."""
 
     def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
         if path.endswith("/selfsubjectaccessreviews"):
-            asked = body["spec"]["resourceAttributes"]
+            attributes = body["spec"]["resourceAttributes"]
             return 201, {
                 "status": {
-                    "allowed": events or (asked["resource"], asked["verb"]) != ("events", "create")
+                    "allowed": events
+                    or (attributes["resource"], attributes["verb"]) != ("events", "create")
                 }
             }
         if path.endswith("/namespaces/chaos"):
@@ -644,18 +690,20 @@ def allowing(*, events: bool) -> Callable[[str, str, Any], tuple[int, Any]]:
 def test_without_the_right_to_write_events_a_session_is_made_all_the_same(
     tmp_path: Path, is_allowed: bool
 ) -> None:
-    """One line says what is missing; the role of the session's driver has only what the user can grant."""
+    """A single line names the missing right; the role of the session's driver has only rights that
+    the user can grant.
+    """
     with api_server(tmp_path, allowing(events=is_allowed)) as server:
         api = KubernetesApi(kubeconfig=server.kubeconfig)
         findings = list(Examination(api, OPTIONS, {}).of_session())
         api.close()
     require_all(findings)
-    (finding,) = [one for one in findings if one.name == "events"]
+    (finding,) = [its_finding for its_finding in findings if its_finding.name == "events"]
     assert finding.is_limited is not is_allowed
     assert (
-        "you may not create events: kubectl get events shows no faults" in finding.told
+        "the right to create events is missing: kubectl get events shows no faults" in finding.text
     ) is not is_allowed
-    assert "\n" not in finding.told
+    assert "\n" not in finding.text
     (role,) = [
         body for _, _, body in server.requests if body is not None and body["kind"] == "Role"
     ]
@@ -680,12 +728,12 @@ def test_an_account_that_an_administrator_has_made_is_not_asked_for_its_right_to
 def test_machines_that_are_too_small_limit_a_run_and_refuse_none(
     tmp_path: Path, is_large: bool
 ) -> None:
-    """A cluster may make such a machine when a pod waits for one."""
+    """A cluster may make such a machine when a pod waits for it."""
     place = sized("a") if is_large else sized("a", cpu="10m")
     place["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
 
     def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
-        if method == "POST":  # a pod, tried without being made
+        if method == "POST":  # a dry run of a pod
             return 201, body
         return 200, {"items": [place] if path == "/api/v1/nodes" else [], "metadata": {}}
 

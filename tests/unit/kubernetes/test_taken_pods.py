@@ -1,4 +1,6 @@
-"""Pods of a session whose end nothing of it has asked for, with supervisors on sockets and a small API server."""
+"""Pods of a session that end without its request, with supervisors on sockets and a small API
+server.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,14 @@ def node(ready: str = "True") -> dict[str, Any]:
 
 
 class Cluster:
-    """A session on a cluster of one machine, ``m1``.
+    """A session on a cluster of a single machine, ``m1``.
 
     Attributes:
         objects: answers of the server by path, beside those about pods: a status and a body.
         there: objects of pods by name.
         endings: answers to deletions and evictions of pods, by verb.
         silent: path of requests that the server does not answer.
-        made_with: fields of the status of pods that are made, by station; their supervisors do not come.
+        made_with: fields of the status of new pods, by station; their supervisors do not connect.
     """
 
     def __init__(self) -> None:
@@ -98,8 +100,8 @@ class Cluster:
         frames.send(connection, SupervisorReady(own_version()))
 
     def pod(self, station: str = "node1") -> Pod:
-        """A pod that runs."""
-        self.session.stand_ready([station])
+        """Return a pod that runs."""
+        self.session.ensure_pods([station])
         pod = self.session.get(station)
         assert pod is not None
         return pod
@@ -108,26 +110,26 @@ class Cluster:
         for connection in self._supervisors:
             connection.close()
 
-    def asked(self, method: str, path: str) -> int:
-        """How often the server was asked that."""
-        return sum((one[0], one[1]) == (method, path) for one in self.server.requests)
+    def request_count(self, method: str, path: str) -> int:
+        """Return how often the server received this request."""
+        return sum((request[0], request[1]) == (method, path) for request in self.server.requests)
 
     def taken(self) -> list[Pod]:
         self.session.examine_machines()
-        return self.session.take_taken()
+        return self.session.pop_disrupted()
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with session_on(tmp_path, startup_s=60.0) as made:
-        yield made
+    with session_on(tmp_path, startup_s=60.0) as cluster_of_session:
+        yield cluster_of_session
 
 
 @pytest.fixture
 def impatient(tmp_path: Path) -> Iterator[Cluster]:
-    """One whose session waits a moment for pods that do not run."""
-    with session_on(tmp_path, startup_s=0.6) as made:
-        yield made
+    """Yield a cluster with a session that waits only a moment for pods that do not run."""
+    with session_on(tmp_path, startup_s=0.6) as cluster_of_session:
+        yield cluster_of_session
 
 
 @contextlib.contextmanager
@@ -137,32 +139,34 @@ def session_on(directory: Path, startup_s: float) -> Iterator[Cluster]:
     )
     with contextlib.ExitStack() as stack:
         reception = stack.enter_context(contextlib.closing(Reception("127.0.0.1", TOKEN)))
-        made, runner = Cluster(), f"127.0.0.1:{reception.address[1]}"
+        cluster, runner = Cluster(), f"127.0.0.1:{reception.address[1]}"
 
         def manifest(station: str, place: str) -> manifests.Manifest:
             return manifests.pod("s", station, place, runner, options, {}, None)
 
-        made.server = stack.enter_context(api_server(directory, made.answer))
+        cluster.server = stack.enter_context(api_server(directory, cluster.answer))
         api = stack.enter_context(
-            contextlib.closing(KubernetesApi(kubeconfig=made.server.kubeconfig))
+            contextlib.closing(KubernetesApi(kubeconfig=cluster.server.kubeconfig))
         )
-        where, background = (reception, "127.0.0.1", manifest), BackgroundRequests()
+        reception_of_pods, background = (reception, "127.0.0.1", manifest), BackgroundRequests()
         stack.callback(background.close, 0.0)
-        made.session = SessionPods(api, "s", options, *where, lambda line: None, background)
-        stack.callback(made.end_supervisors)
-        stack.enter_context(contextlib.closing(made.session))
-        yield made
+        cluster.session = SessionPods(
+            api, "s", options, *reception_of_pods, lambda line: None, background
+        )
+        stack.callback(cluster.end_supervisors)
+        stack.enter_context(contextlib.closing(cluster.session))
+        yield cluster
 
 
 def fall_silent(cluster: Cluster) -> Pod:
     """Have a pod lost because its supervisor does not answer, and wait until it is deleted."""
     pod = cluster.pod()
     cluster.session.note_silent(pod, 5)
-    wait_until(lambda: pod.goes, "the deletion of the pod")
+    wait_until(lambda: pod.end_requested, "the deletion of the pod")
     return pod
 
 
-# -- machines that go without a word ----------------------------------------------------------------------------------
+# -- machines that go without a word ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -175,7 +179,10 @@ def fall_silent(cluster: Cluster) -> Pod:
 def test_a_machine_that_is_lost_takes_its_silent_pods(
     cluster: Cluster, lost: tuple[int, Any], proof: str
 ) -> None:
-    """The API server knows that long after the pod was deleted. The first sign is the first question."""
+    """The API server learns of the loss long after the pod was deleted.
+
+    The first sign is the first question.
+    """
     pod = fall_silent(cluster)
     assert cluster.taken() == []
     cluster.objects[NODE] = lost
@@ -194,14 +201,17 @@ def test_a_silent_pod_that_is_being_deleted_is_taken_before_its_machine_is_lost(
     pod = cluster.pod()
     cluster.there[pod.place]["metadata"] |= DELETED
     cluster.session.note_silent(pod)
-    wait_until(lambda: pod.goes, "the deletion of the pod")
+    wait_until(lambda: pod.end_requested, "the deletion of the pod")
     assert cluster.taken() == [pod]
     assert not cluster.session.has_unproven()
-    assert cluster.asked("GET", NODE) == 0
+    assert cluster.request_count("GET", NODE) == 0
 
 
 def test_a_machine_that_is_heard_again_is_not_lost(cluster: Cluster) -> None:
-    """Something of the pod has failed: that is not known to come from outside. No end of a run waits for it."""
+    """The pod itself has failed, which is no proof of an outside cause.
+
+    No end of a run waits for it.
+    """
     cluster.objects[LEASE] = 200, {"spec": {"renewTime": "12:00:00"}}
     fall_silent(cluster)
     assert cluster.taken() == []
@@ -217,12 +227,12 @@ def test_a_machine_that_is_heard_again_is_not_lost(cluster: Cluster) -> None:
 
 
 def test_without_the_right_to_read_nodes_nothing_is_proven(cluster: Cluster) -> None:
-    """It is asked for once, and nothing waits for it."""
+    """The right is asked for once, and no run waits for it."""
     cluster.objects[NODE] = refusal(403, "nodes is forbidden")
     fall_silent(cluster)
     assert cluster.taken() == []
     assert not cluster.session.has_unproven()
-    assert cluster.asked("GET", NODE) == 1
+    assert cluster.request_count("GET", NODE) == 1
 
 
 def test_a_server_that_does_not_answer_is_asked_again(cluster: Cluster) -> None:
@@ -239,16 +249,18 @@ def test_what_a_run_has_broken_itself_or_lost_before_is_not_asked_for(
     pod = cluster.pod()
     pod.ends_by_plan = when == "a fault"
     cluster.session.note_silent(pod)
-    wait_until(lambda: pod.goes, "the deletion of the pod")
-    cluster.session.forget_taken()
+    wait_until(lambda: pod.end_requested, "the deletion of the pod")
+    cluster.session.forget_disrupted()
     cluster.objects[NODE] = 404, {}
     assert cluster.taken() == []
-    assert cluster.asked("GET", NODE) == 0
-    assert cluster.asked("GET", EVENTS) == (when != "a fault")
+    assert cluster.request_count("GET", NODE) == 0
+    assert cluster.request_count("GET", EVENTS) == (when != "a fault")
 
 
 def test_a_machine_that_this_run_breaks_is_not_asked_for_any_more(cluster: Cluster) -> None:
-    """Its pod had missed one answer before."""
+    """The server is not asked about a machine that this run breaks, although its pod had missed an
+    answer before.
+    """
     cluster.objects[NODE] = 501, {}
     fall_silent(cluster)
     cluster.taken()
@@ -258,21 +270,25 @@ def test_a_machine_that_this_run_breaks_is_not_asked_for_any_more(cluster: Clust
 
 
 def test_a_server_that_is_silent_is_asked_about_one_pod(cluster: Cluster) -> None:
-    """All pods fall silent where the network of this process fails: each question would wait for its whole limit."""
+    """The server is asked once if all pods fall silent: each question would wait for its whole
+    limit.
+    """
     stations = ("node0", "node1", "node2")
     for station in stations:
         end_stream(cluster, cluster.pod(station))
     cluster.silent = PODS
     cluster.session.examine_all(stations)
-    assert (cluster.asked("GET", PODS), cluster.asked("GET", NODE)) == (1, 0)
+    assert (cluster.request_count("GET", PODS), cluster.request_count("GET", NODE)) == (1, 0)
     cluster.silent = NODE
     cluster.session.examine_all(stations)
-    assert (cluster.asked("GET", PODS), cluster.asked("GET", NODE)) == (4, 1)
+    assert (cluster.request_count("GET", PODS), cluster.request_count("GET", NODE)) == (4, 1)
     assert cluster.session.has_unproven()
 
 
 def test_a_pod_whose_stream_ended_with_its_machine_is_taken(cluster: Cluster) -> None:
-    """Its end was seen, and it is replaced before the cluster knows of the machine."""
+    """The end of the pod was observed, and the pod is replaced before the cluster knows of the
+    machine.
+    """
     pod = cluster.pod()
     end_stream(cluster, pod)
     cluster.session.delete(pod, 0)
@@ -289,7 +305,7 @@ def end_stream(cluster: Cluster, pod: Pod) -> None:
     assert pod.first_sign_ns
 
 
-# -- ends that this session has asked for, or may have ----------------------------------------------------------------
+# -- ends that this session has asked for, or may have ---------------------------------------------
 
 BUDGET = {"message": "no", "details": {"causes": [{"reason": "DisruptionBudget"}]}}
 
@@ -299,7 +315,11 @@ BUDGET = {"message": "no", "details": {"causes": [{"reason": "DisruptionBudget"}
     [
         ("DELETE", (200, {}), True),
         ("DELETE", (404, {}), True),
-        ("DELETE", (501, {}), True),  # it may have been done, and the answer was lost on the way
+        (
+            "DELETE",
+            (501, {}),
+            True,
+        ),  # the deletion may have been done, and its answer lost on the way
         ("POST", (501, {}), True),
         ("DELETE", (403, {}), False),
         ("POST", (403, {}), False),
@@ -320,7 +340,9 @@ def test_a_pod_is_taken_by_others_only_if_its_end_was_refused_here(
 
 
 def test_a_pod_is_examined_at_once_before_it_is_deleted(cluster: Cluster) -> None:
-    """Although that was just asked, and the API server did not know: nothing tells it afterwards."""
+    """The pod is examined again although the API server did not know a moment ago: afterwards it
+    has no record.
+    """
     pod = cluster.pod()
     end_stream(cluster, pod)
     cluster.session.examine(pod)
@@ -330,7 +352,7 @@ def test_a_pod_is_examined_at_once_before_it_is_deleted(cluster: Cluster) -> Non
     assert cluster.taken() == [pod]
 
 
-# -- pods that do not run ---------------------------------------------------------------------------------------------
+# -- pods that do not run --------------------------------------------------------------------------
 
 ROOM = {
     "phase": "Pending",
@@ -347,7 +369,7 @@ CRASHED = {"phase": "Failed", "reason": "Error"}
         ({"node1": CRASHED}, False, "node1: Error"),
         ({"node1": EVICTED}, True, "node1: ended by its machine"),
         ({"node1": CRASHED, "node2": EVICTED}, True, "node2: ended by its machine"),
-        ({"node1": {}}, True, "no supervisor came"),
+        ({"node1": {}}, True, "no supervisor has connected"),
     ],
 )
 def test_only_a_reason_that_another_attempt_would_meet_is_remembered(
@@ -365,36 +387,38 @@ def test_pods_of_which_the_server_tells_nothing_are_tried_again(impatient: Clust
 
 def attempts(cluster: Cluster, stations: list[str], reason: str) -> int:
     """Have pods made twice that do not run, and return how often that was tried."""
-    refused, made = FirstRefusal(), []
+    refused, orders = FirstRefusal(), []
 
     def attempt() -> None:
         with refused.remembered():
-            made.append(stations)
-            cluster.session.stand_ready(stations)
+            orders.append(stations)
+            cluster.session.ensure_pods(stations)
 
     for _ in range(2):
         with pytest.raises(HarnessError, match=reason):
             attempt()
-    return len(made)
+    return len(orders)
 
 
-# -- what a run writes down -------------------------------------------------------------------------------------------
+# -- what a run writes down ------------------------------------------------------------------------
 
 
 def test_a_run_is_judged_when_it_is_known_whether_a_machine_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record has the time of the first sign, and the machine is told as lost while the run waits for that."""
+    """The record has the time of the first sign, and the machine is reported as lost while the run
+    waits for that.
+    """
     for name, content in (("token", TOKEN), ("owner", "1")):
         (tmp_path / name).write_text(content)
     driven = msgspec.json.encode(DrivenSession("s", str(tmp_path))).decode()
     options = KubernetesOptions(
         image="registry/train:1", namespace="chaos", harness="here", session=driven
     )
-    cluster, told = Cluster(), list[str]()
+    cluster, lines = Cluster(), list[str]()
 
     def tell(line: str) -> None:
-        told.append(line)
+        lines.append(line)
         cluster.objects[NODE] = 200, node("Unknown")
 
     with contextlib.ExitStack() as stack:
@@ -404,14 +428,14 @@ def test_a_run_is_judged_when_it_is_known_whether_a_machine_is_lost(
         stack.callback(cluster.end_supervisors)
         substrate.warm_up()
         substrate.tell = tell
-        substrate.note_silent(COORDINATOR, 5)
-        substrate.settle_taken([COORDINATOR], tmp_path)
-        substrate.await_machines(tmp_path)
+        substrate.run_pods.note_silent(COORDINATOR, 5)
+        substrate.run_pods.settle_ends([COORDINATOR], tmp_path)
+        substrate.run_pods.await_machines(tmp_path)
     (record,) = read_events(tmp_path / "journal", Event.POD_TAKEN)
     assert (record.t_ns, record["role"], record["cause"]) == (
         5,
         "coordinator",
         "lost with its machine",
     )
-    assert len(told) == 1
-    assert "whether its machine was lost" in told[0]
+    assert len(lines) == 1
+    assert "whether its machine was lost" in lines[0]

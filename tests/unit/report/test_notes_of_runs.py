@@ -1,4 +1,4 @@
-"""Journal records as sentences, and plurals of what is counted."""
+"""Journal records as sentences, and plurals of counts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from chaoskit.observe.notes import note_of
 from chaoskit.plaintext import plural
 from chaoskit.report.summary import long_duration
 from chaoskit.runlog.outcome import Check
-from chaoskit.versions.faces import price_sentence
-from chaoskit.versions.schedule import Price
+from chaoskit.versions.rendering import duration_sentence
+from chaoskit.versions.schedule import ExpectedDuration
 from chaoskit.vocabulary import Event, Verdict
 
 
 def note(event: Event, **fields: Any) -> str:
     record = Record(t_ns=1, source="coordinator", event=event, fields=fields)
-    said = note_of(record)
-    assert said is not None
-    return said.text
+    described = note_of(record)
+    assert described is not None
+    return described.text
 
 
 SENTENCES = [
@@ -43,7 +43,7 @@ SENTENCES = [
         "node1 gets no more workers: log rule xid: bad GPU",
     ),
     (Event.RETURNED, {"nodes": ["node1", "node2"]}, "node1, node2 can reach all other nodes again"),
-    (Event.RESIZED, {"size": 1, "reason": ""}, "the world is to have 1 node"),
+    (Event.RESIZED, {"size": 1, "reason": ""}, "the world is resized to 1 node"),
     (
         Event.RESIZED,
         {"size": 2, "reason": "enough nodes are there, so training runs on 2 nodes"},
@@ -99,6 +99,6 @@ def test_a_long_duration_has_the_unit_of_its_size(seconds: float, text: str) -> 
     ],
 )
 def test_a_price_is_a_span_of_time(least_s: float, most_s: float, text: str) -> None:
-    assert price_sentence(Price(least_s=least_s, most_s=most_s, tests=1)).startswith(
+    assert duration_sentence(ExpectedDuration(least_s=least_s, most_s=most_s, tests=1)).startswith(
         f"about {text}: 1 test, "
     )

@@ -1,4 +1,4 @@
-"""The report layer: what is said in the terminal, in XML, in JSON and on the page."""
+"""The report layer: texts in the terminal, in XML, in JSON and on the page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ from chaoskit.report.summary import (
     render_summary,
     with_reference,
 )
-from chaoskit.report.svg import Scale, downsample, nice_ticks, recovery_scale, render_timeline_svg
+from chaoskit.report.svg import (
+    AxisScale,
+    downsample,
+    nice_ticks,
+    recovery_scale,
+    render_timeline_svg,
+)
 from chaoskit.runlog.outcome import (
     Check,
     CopyInterval,
@@ -41,7 +47,8 @@ from chaoskit.vocabulary import RECOVERY_PHASES, Verdict
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 STEP_S = 0.16
-#: Milliseconds, its reference in milliseconds, and what that is, for each phase of a recovery.
+#: For each phase of a recovery: its milliseconds, its reference in milliseconds, and the name of
+#: the reference.
 PHASES = (
     (3.1, 0.3, "one wake-up of the watcher"),
     (1.8, 1.4, "shutdown(2) of 6 sockets"),
@@ -55,14 +62,14 @@ PHASES = (
 
 def recovery(rank: int, injected_s: float, *, slower: float = 1.0, generation: int = 2) -> Recovery:
     spans, at = [], injected_s
-    for name, (took, reference, what) in zip(RECOVERY_PHASES, PHASES, strict=True):
+    for name, (took, reference, described) in zip(RECOVERY_PHASES, PHASES, strict=True):
         spans.append(
             PhaseSpan(
                 name=name,
                 start_s=at,
                 end_s=at + took * slower / 1e3,
                 reference_s=reference / 1e3,
-                reference=what,
+                reference=described,
             )
         )
         at = spans[-1].end_s
@@ -89,9 +96,11 @@ def loss_at(step: int) -> float:
 
 
 def points(count: int, recoveries: list[Recovery]) -> list[StepPoint]:
-    """Committed steps of a run that stands still during every recovery and then has one rank less for three steps."""
+    """Return committed steps of a run that stands still during each recovery, and then lacks a rank
+    for three steps.
+    """
     steps, at, generation, world, small_until = [], 1.0, 1, 4, -1
-    waiting = sorted(recoveries, key=lambda one: one.injected_s)
+    waiting = sorted(recoveries, key=lambda pending: pending.injected_s)
     for step in range(count):
         begin, at = at, at + STEP_S
         if waiting and at > waiting[0].injected_s:
@@ -244,7 +253,9 @@ def broken() -> Outcome:
 
 
 def odd_losses() -> Outcome:
-    """NaN, infinite and skipped losses, and a twin that goes on for longer."""
+    """Return an outcome with NaN, infinite and skipped losses, and a twin that goes on for
+    longer.
+    """
     base = outcome("odd losses", count=40)
     changed = {5: math.nan, 9: math.inf, 10: -math.inf, 20: None, 21: None}
     base.steps = [msgspec.structs.replace(p, loss=changed.get(p.step, p.loss)) for p in base.steps]
@@ -256,14 +267,16 @@ def odd_losses() -> Outcome:
 def repeats() -> list[Outcome]:
     verdicts = [Verdict.PASSED, Verdict.PASSED, Verdict.FAILED, Verdict.PASSED]
     return [
-        outcome(f"kill[repeat{n}]", verdict=one, injected=(4.3,), seed=n)
-        for n, one in enumerate(verdicts)
+        outcome(f"kill[repeat{number}]", verdict=verdict, injected=(4.3,), seed=number)
+        for number, verdict in enumerate(verdicts)
     ]
 
 
 @dataclass
 class Page(HTMLParser):
-    """A parsed page: its elements with attributes, the text of each kind of element, and the open tags."""
+    """A parsed page: its elements with attributes, the text of each kind of element, and the open
+    tags.
+    """
 
     elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)
@@ -317,32 +330,32 @@ def terminal(outcomes: list[Outcome], *, encoding: str = "utf-8", width: int = 8
 
 
 def test_what_copies_leave_at_risk_is_told(tmp_path: Path) -> None:
-    """In steps and in seconds, where a replicated state was copied."""
-    told = msgspec.structs.replace(passed(), copies=CopyInterval(steps=17, seconds=2.55))
+    """The risk is given in steps and in seconds if a replicated state was copied."""
+    copied = msgspec.structs.replace(passed(), copies=CopyInterval(steps=17, seconds=2.55))
     words = "at most 17 steps (2.55 s) are computed again if all ranks end during one update"
-    assert words in " ".join(terminal([told], width=120).split())
+    assert words in " ".join(terminal([copied], width=120).split())
     assert "one update" not in terminal([passed()], width=120)
     single = msgspec.structs.replace(passed(), copies=CopyInterval(steps=1, seconds=0.2))
     assert "at most 1 step (200 ms) is computed again" in " ".join(
         terminal([single], width=120).split()
     )
-    write_html([told], tmp_path / "report.html")
+    write_html([copied], tmp_path / "report.html")
     assert words in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_limits_of_phases_and_the_suspects_are_told(tmp_path: Path) -> None:
-    told = msgspec.structs.replace(
+    limited = msgspec.structs.replace(
         passed(), hang_limits_ms={"forward": 620, "optimizer": 1500}, suspects=1
     )
     words = "forward 620 ms, optimizer 1.5 s; 1 rank ended on suspicion"
-    assert f"hang limits: {words}" in " ".join(terminal([told], width=120).split())
+    assert f"hang limits: {words}" in " ".join(terminal([limited], width=120).split())
     assert "hang limits" not in terminal([passed()], width=120)
-    write_html([told], tmp_path / "report.html")
+    write_html([limited], tmp_path / "report.html")
     assert words in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_experiments_of_several_sessions_are_told_apart(tmp_path: Path) -> None:
-    """One directory may hold the runs of several pytest sessions, and of replays."""
+    """A directory may hold the runs of several pytest sessions, and of replays."""
     first, second = "20260302-101500-17", "20260302-111500-18"
     runs = [outcome("one", session=first), outcome("two", verdict=Verdict.FAILED, session=second)]
     runs += [outcome("three", session=second), outcome("four")]
@@ -367,8 +380,8 @@ def test_experiments_of_several_sessions_are_told_apart(tmp_path: Path) -> None:
 class TestStore:
     def test_what_was_written_is_read(self, tmp_path: Path) -> None:
         originals = [passed(), failed(), unknown(), broken()]
-        for index, one in enumerate(originals):
-            assert write_outcome(one, tmp_path / str(index) / "deep").name == "outcome.json"
+        for index, original in enumerate(originals):
+            assert write_outcome(original, tmp_path / str(index) / "deep").name == "outcome.json"
         assert read_outcomes(tmp_path) == originals
 
     def test_non_finite_losses_survive_in_standard_json(self, tmp_path: Path) -> None:
@@ -383,7 +396,7 @@ class TestStore:
     def test_runs_are_in_the_order_in_which_they_started(self, tmp_path: Path) -> None:
         write_outcome(outcome("second", started="2026-03-02T11:00:00+00:00"), tmp_path / "a")
         write_outcome(outcome("first", started="2026-03-02T10:00:00+00:00"), tmp_path / "b")
-        assert [one.name for one in read_outcomes(tmp_path)] == ["first", "second"]
+        assert [stored.name for stored in read_outcomes(tmp_path)] == ["first", "second"]
 
     def test_a_new_outcome_replaces_the_old_one_and_leaves_nothing_else(
         self, tmp_path: Path
@@ -401,7 +414,7 @@ class TestStore:
     @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"name": 3}', b"\xff\xfe"])
     def test_a_damaged_file_is_named(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "outcome.json").write_bytes(content)
-        with pytest.raises(BadInput, match="Run the experiment again") as caught:
+        with pytest.raises(BadInput, match="run the experiment again") as caught:
             read_outcomes(tmp_path)
         assert caught.value.value == str(tmp_path / "outcome.json")
 
@@ -445,11 +458,11 @@ class TestWords:
         assert match.exact
 
     def test_a_skip_that_the_twin_did_not_make_is_a_difference(self) -> None:
-        one = odd_losses()
-        one.twin_losses = [loss_at(step) for step in range(40)]
-        assert "first difference at step 5" in loss_sentence(one)
-        one.steps = one.steps[20:]
-        assert "first difference at step 20: skipped here" in loss_sentence(one)
+        odd = odd_losses()
+        odd.twin_losses = [loss_at(step) for step in range(40)]
+        assert "first difference at step 5" in loss_sentence(odd)
+        odd.steps = odd.steps[20:]
+        assert "first difference at step 20: skipped here" in loss_sentence(odd)
 
     def test_without_a_twin(self) -> None:
         assert loss_sentence(unknown()) == "no twin to compare with"
@@ -486,7 +499,7 @@ class TestSummary:
         )
         assert "p50 192 ms, worst of 3 192 ms" in text
         assert "all experiments recovered in 4 of 5 runs: 80 %" in text
-        assert text.count("recovered in") == 2  # what was run once has no line of its own
+        assert text.count("recovered in") == 2  # a single run has no line of its own
         assert "1 unknown" in text
 
     def test_a_lone_run_has_no_probability(self) -> None:
@@ -555,7 +568,7 @@ class TestPage:
         assert "4 experiments" in text
         assert "6.8.0-45" in text
         sections = parsed.with_class("experiment")
-        assert ["open" in one for one in sections] == [False, True, True, True]
+        assert ["open" in section for section in sections] == [False, True, True, True]
         for reason in failed().reasons + unknown().reasons + broken().reasons:
             assert reason in text
 
@@ -565,8 +578,8 @@ class TestPage:
         labels = [attributes.get("aria-label") or "" for _, attributes in parsed.elements]
         assert (
             sum(
-                one.startswith("Recovery timeline: detected 3.1 ms (reference 0.3)")
-                for one in labels
+                label.startswith("Recovery timeline: detected 3.1 ms (reference 0.3)")
+                for label in labels
             )
             == 1
         )
@@ -642,12 +655,13 @@ class TestPage:
 
     @pytest.mark.parametrize("losses", [[None, None], [math.nan, math.inf], [1.5, 1.5], [2.0]])
     def test_curves_without_a_range(self, tmp_path: Path, losses: list[float | None]) -> None:
-        one = outcome("flat", count=len(losses))
-        one.steps = [
-            msgspec.structs.replace(p, loss=loss) for p, loss in zip(one.steps, losses, strict=True)
+        flat = outcome("flat", count=len(losses))
+        flat.steps = [
+            msgspec.structs.replace(point, loss=loss)
+            for point, loss in zip(flat.steps, losses, strict=True)
         ]
-        one.twin_losses = losses
-        parsed = page([one], tmp_path)
+        flat.twin_losses = losses
+        parsed = page([flat], tmp_path)
         assert f"{len(losses)} of {len(losses)} losses bit-equal" in parsed.text()
 
     def test_no_outcome(self, tmp_path: Path) -> None:
@@ -681,7 +695,7 @@ class TestPage:
         assert "shards 8" in page([outcome("fine", settings={"shards": 8})], tmp_path).text()
 
     def test_hostile_texts_stay_texts(self, tmp_path: Path) -> None:
-        one = msgspec.structs.replace(
+        hostile = msgspec.structs.replace(
             failed(),
             name=HOSTILE,
             job=HOSTILE,
@@ -689,9 +703,9 @@ class TestPage:
             environment={HOSTILE: HOSTILE},
             directory=HOSTILE,
         )
-        one.recoveries = [msgspec.structs.replace(one.recoveries[0], cause=HOSTILE)]
-        one.faults[0].fault = HOSTILE
-        parsed = page([one], tmp_path)
+        hostile.recoveries = [msgspec.structs.replace(hostile.recoveries[0], cause=HOSTILE)]
+        hostile.faults[0].fault = HOSTILE
+        parsed = page([hostile], tmp_path)
         assert not [tag for tag, _ in parsed.elements if tag == "img"]
         assert not [attributes for _, attributes in parsed.elements if "onerror" in attributes]
         scripts = [attributes for tag, attributes in parsed.elements if tag == "script"]
@@ -752,7 +766,7 @@ class TestPictures:
         assert knots[1][0] == pytest.approx(short.seconds)
 
     def test_downsampling_keeps_ends_and_extremes(self) -> None:
-        line = [(float(x), math.sin(x / 50)) for x in range(10_000)]
+        line = [(float(place), math.sin(place / 50)) for place in range(10_000)]
         line[4321], line[8765] = (4321.0, 9.0), (8765.0, -9.0)
         thin = downsample(line)
         assert len(thin) <= 1502
@@ -772,6 +786,6 @@ class TestPictures:
         assert nice_ticks(low, high) == pytest.approx(ticks)
 
     def test_a_scale_stays_in_its_range(self) -> None:
-        scale = Scale.linear(2, 4)
+        scale = AxisScale.linear(2, 4)
         assert [scale(value) for value in (1, 2, 3, 4, 9)] == [0, 0, 50, 100, 100]
-        assert Scale.linear(3, 3)(3) == 50
+        assert AxisScale.linear(3, 3)(3) == 50

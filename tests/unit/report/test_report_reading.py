@@ -1,4 +1,6 @@
-"""The report page as it is read: on a narrow page, on paper, and by a reader who does not know its words."""
+"""The report page for its readers: on a narrow page, on paper, and without knowledge of its
+words.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ from chaoskit.report.html import EVIDENCE_LEVELS, write_html
 from chaoskit.report.svg import (
     NARROW,
     WIDE,
+    AxisScale,
     Caption,
-    Scale,
     recovery_scale,
     render_timeline_svg,
     step_axis,
@@ -47,7 +49,12 @@ SEEDS = range(40)
 
 @dataclass(frozen=True)
 class Text:
-    """A text of a picture: ``group`` is the class of the group around it, ``picture`` counts the outer pictures."""
+    """A text of a picture.
+
+    Attributes:
+        group: the class of the group around it.
+        picture: the number of its picture, which counts the outer pictures.
+    """
 
     picture: int
     group: str
@@ -64,7 +71,7 @@ class Text:
 
 @dataclass
 class Pictures(HTMLParser):
-    """The texts in the pictures of a page whose places are percentages."""
+    """The texts with percentages as places, in the pictures of a page."""
 
     stack: list[tuple[str, str]] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
@@ -86,14 +93,21 @@ class Pictures(HTMLParser):
         self.stack.pop()
 
     def handle_data(self, data: str) -> None:
-        x = self.place.get("x") or ""
-        if self.stack and self.stack[-1][0] == "text" and x.endswith("%"):
+        place_x = self.place.get("x") or ""
+        if self.stack and self.stack[-1][0] == "text" and place_x.endswith("%"):
             group = next(
                 (name for _, name in reversed(self.stack) if name in {"wide", "narrow"}), ""
             )
-            anchor, y = self.place.get("text-anchor") or "start", float(self.place.get("y") or 0)
-            if x != "0%" or anchor != "end":  # the values of an axis stand to the left of the plot
-                self.texts.append(Text(self.number, group, float(x[:-1]), y, anchor, data))
+            anchor, place_y = (
+                self.place.get("text-anchor") or "start",
+                float(self.place.get("y") or 0),
+            )
+            if (
+                place_x != "0%" or anchor != "end"
+            ):  # the values of an axis stand to the left of the plot
+                self.texts.append(
+                    Text(self.number, group, float(place_x[:-1]), place_y, anchor, data)
+                )
 
 
 def pictures(source: str) -> list[Text]:
@@ -103,18 +117,18 @@ def pictures(source: str) -> list[Text]:
 
 
 def collisions(texts: list[Text], group: str, width: float) -> list[tuple[str, str]]:
-    """The pairs of texts that lie over each other on a page that shows ``group``."""
+    """Return the pairs of texts that overlap on a page that shows ``group``."""
     shown = [text for text in texts if text.group in {"", group}]
     pairs = []
-    for one, other in combinations(shown, 2):
-        (start, stop), (other_start, other_stop) = one.extent(width), other.extent(width)
+    for first, second in combinations(shown, 2):
+        (start, stop), (other_start, other_stop) = first.extent(width), second.extent(width)
         if (
-            one.picture == other.picture
-            and abs(one.y - other.y) < 11
+            first.picture == second.picture
+            and abs(first.y - second.y) < 11
             and start < other_stop
             and other_start < stop
         ):
-            pairs.append((one.text, other.text))
+            pairs.append((first.text, second.text))
     return pairs
 
 
@@ -148,7 +162,9 @@ def many_recoveries() -> Outcome:
 
 
 def long_tail() -> Outcome:
-    """A recovery whose redundancy comes back after two minutes, so that the time axis changes its scale."""
+    """Return a recovery with redundancy that comes back after two minutes, so that the time axis
+    changes its scale.
+    """
     base = outcome("long tail", injected=(4.3,))
     way_back = base.recoveries[0]
     last = way_back.spans[-1]
@@ -193,13 +209,13 @@ class TestLabels:
     def test_no_label_of_any_step_axis_lies_over_another(self, last: int) -> None:
         for first in (0, last // 2):
             for width in (NARROW, WIDE):
-                axis = step_axis(first, last, Scale.linear(first, last), 200, width)
+                axis = step_axis(first, last, AxisScale.linear(first, last), 200, width)
                 texts = pictures(f"<svg>{axis}</svg>")
                 assert collisions(texts, "", width) == []
                 assert all(re.fullmatch(r"[\d,]+", text.text) for text in texts), "no exponents"
 
     def test_a_narrow_plot_has_fewer_labels_and_still_some(self) -> None:
-        scale = Scale.linear(0, 0.3)
+        scale = AxisScale.linear(0, 0.3)
         wide, narrow = (
             pictures(f"<svg>{time_axis(scale, 0, 30, width)}</svg>") for width in (WIDE, NARROW)
         )
@@ -229,7 +245,7 @@ def css() -> str:
 
 
 def media(condition: str) -> dict[str, str]:
-    """The rules of a media block: selector -> declarations."""
+    """Return the rules of a media block: selector -> declarations."""
     block = css().split(f"@media {condition} {{\n", 1)[1].split("\n}", 1)[0]
     block = re.sub(r"/\*.*?\*/", "", block, flags=re.DOTALL)
     rules = {}
@@ -241,7 +257,9 @@ def media(condition: str) -> dict[str, str]:
 
 @dataclass
 class Tables(HTMLParser):
-    """The tables of a page: class, names of columns, and each row as (data-name, class) of its cells."""
+    """The tables of a page: class, names of columns, and each row as (data-name, class) of its
+    cells.
+    """
 
     tables: list[tuple[str, list[str], list[list[tuple[str, str]]]]] = field(default_factory=list)
     in_head: bool = False
@@ -399,7 +417,7 @@ class TestWords:
         assert f"exited 3 s {words.CAUSES['exited']}" in visible
         assert f"start-up 4 s 20 % {words.PARTS['start-up']}" in visible
         assert f"undo failed {words.STATES['undo failed']}" in visible
-        assert "the reference is what the plain operation takes alone" in visible
+        assert "the reference is the time of the plain operation alone" in visible
         assert "twin: the same training without a fault" in visible
 
 

@@ -1,4 +1,6 @@
-"""Every help and every table fits a terminal of 60 and 80 columns, and no identifier in it is broken."""
+"""Widths of helps and tables: each fits a terminal of 60 and 80 columns, and no identifier in it is
+broken.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from chaoskit.cli.machine.probes import PROBES
 from chaoskit.cli.testing import canary
 from chaoskit.cli.training import rules
 from chaoskit.health import Finding, HealthVerdict
-from chaoskit.health.verdict import Standing
+from chaoskit.health.verdict import NodeStanding
 from chaoskit.history.record import new_id
 from chaoskit.history.store import RunHistory, encode
 from chaoskit.report.store import write_outcome
@@ -39,14 +41,14 @@ COMMAND = "torchrun --standalone --nproc-per-node=2 --max-restarts=1 train.py --
 
 
 def assert_fits(text: str, width: int, identifiers: list[str]) -> None:
-    """No line is wider than the terminal, and each identifier is whole."""
+    """Assert that no line is wider than the terminal, and that each identifier is whole."""
     lines = text.splitlines()
     assert lines
     assert [line for line in lines if cell_len(line.rstrip()) > width] == []
     assert [name for name in identifiers if not any(name in line for line in lines)] == []
 
 
-# -- help ---------------------------------------------------------------------------------------------------------
+# -- help ------------------------------------------------------------------------------------------
 
 
 def _commands() -> Iterator[list[str]]:
@@ -68,7 +70,7 @@ def test_help_is_wrapped_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each line is as full as it can be: the first word of the next one would not have fitted."""
+    """Each line is as full as possible: the first word of the next line would not have fitted."""
     monkeypatch.setenv("COLUMNS", str(width))
     assert run([*words, "--help"]) == 0
     text = capsys.readouterr().out
@@ -90,7 +92,7 @@ def test_help_is_wrapped_once(
     assert "[/]" not in text, "markup is shown as text"
 
 
-# -- completion ---------------------------------------------------------------------------------------------------
+# -- completion ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_a_shell_completes_names(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The shell asks by environment variables, and is answered with one word a line, and no error."""
+    """The shell asks by environment variables, and gets a word a line, and no error."""
     (tmp_path / "my_train.py").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("_CHAOSKIT_COMPLETE", "complete_bash")
@@ -134,12 +136,12 @@ def test_the_help_names_the_options_that_install_completion(
     assert "--install-completion" in capsys.readouterr().out
 
 
-# -- tables of commands -------------------------------------------------------------------------------------------
+# -- tables of commands ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A history, reports, and files that commands read."""
+    """Make a directory with a history, reports, and files that commands read."""
     root = tmp_path_factory.mktemp("terminal")
     runs = [
         record(0.05, series="6a665f8d30f908ca", title=NAME, commit="64445ce0f1", seed=123456),
@@ -219,7 +221,7 @@ def test_a_table_fits_the_terminal(
 
 
 def _findings() -> RenderableType:
-    found = [
+    findings = [
         Finding("disk.free_bytes", severity="ok", value=81439371264, limit=256000000),
         Finding(
             "gpu.count",
@@ -230,15 +232,15 @@ def _findings() -> RenderableType:
         ),
     ]
     return node.render(
-        found,
-        HealthVerdict("node-with-a-long-name-3", Standing.REFUSED, ("gpu.count: 0, below 8",)),
+        findings,
+        HealthVerdict("node-with-a-long-name-3", NodeStanding.REFUSED, ("gpu.count: 0, below 8",)),
     )
 
 
 def _tried() -> RenderableType:
     return canary.render(
         [
-            canary.Tried(
+            canary.CanaryResult(
                 "a replica that skips a reduction and goes on",
                 "replicated, 3 ranks",
                 "losses",
@@ -294,12 +296,12 @@ def rendered(renderable: RenderableType, width: int) -> str:
     return captured.get()
 
 
-# -- the table itself ---------------------------------------------------------------------------------------------
+# -- the table itself ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", range(40, 140, 7))
 def test_identifiers_and_numbers_are_whole_at_any_width(width: int) -> None:
-    """A table that fits is one; else each row is a block."""
+    """A table is shown if it fits; otherwise each row is a block."""
     run_id = new_id()
     table = DataTable(
         Column("run", is_heading=True),

@@ -1,4 +1,4 @@
-"""Steps and losses from logs: whatever the pieces in which they come, and however many ranks print."""
+"""Steps and losses from logs, for any cut into pieces and any number of printing ranks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaoskit.errors import BadInput
-from chaoskit.rules.follow import Splitter
+from chaoskit.rules.log_file import LineSplitter
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.course import Course, Usual, differs
 from chaoskit.stacks.felt import Felt, look, usual_step_s
-from chaoskit.stacks.log import Line, LogReader
+from chaoskit.stacks.log import CommandLogLine, LogReader
 
 PATTERNS = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+|nan)")
 
-# -- patterns -----------------------------------------------------------------------------------------------------
+# -- patterns --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ PATTERNS = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+|nan)")
     [
         ({"step": r"step \d+"}, "step", "one group"),
         ({"step": r"(step) (\d+)"}, "step", "this has 2"),
-        ({"step": r"step (\d+"}, "step", "mend the regular expression"),
+        ({"step": r"step (\d+"}, "step", "correct the regular expression"),
         ({"step": None}, "step", "regular expression"),
         ({"step": r"(\d+)", "loss": "loss"}, "loss", "one group"),
         ({"step": r"(\d+)", "tolerance": -1.0}, "tolerance", "0 or more"),
@@ -51,13 +51,13 @@ def test_patterns_that_cannot_work_are_refused(
         ("loss 1e-3", None, "1e-3"),
         ("step 3 loss nan", 3, "nan"),
         ("step 3 loss ...", 3, None),  # no number
-        (f"step {'9' * 40}", None, None),  # no number of a step
+        (f"step {'9' * 40}", None, None),  # too large for the number of a step
         ("the first epoch", None, None),
     ],
 )
 def test_a_line_may_hold_both_or_one(line: str, step: int | None, loss: str | None) -> None:
-    found = PATTERNS.read(line)
-    assert (found and found.step, found and found.loss) == (step, loss)
+    line_read = PATTERNS.read(line)
+    assert (line_read and line_read.step, line_read and line_read.loss) == (step, loss)
 
 
 def test_what_is_no_whole_number_is_remembered() -> None:
@@ -70,14 +70,14 @@ def test_what_is_no_whole_number_is_remembered() -> None:
     ("pattern", "line", "step"),
     [
         (r"step (\d+)", "\x1b[32m10:00:00\x1b[0m step \x1b[1;36m12\x1b[0m loss 0.5", 12),
-        (r"step\D*(\d+)", "step \x1b[1;36m12\x1b[0m", 12),  # and not the 1 of the colour
+        (r"step\D*(\d+)", "step \x1b[1;36m12\x1b[0m", 12),  # not the 1 of the colour
         (r"step (\d+)", "\x1b]8;;http://host/5\x1b\\step 12\x1b]8;;\x1b\\", 12),  # a link
-        (r"step (\d+)", "\x1b[2K\x1b[1Astep 12", 12),  # rich draws a line over
+        (r"step (\d+)", "\x1b[2K\x1b[1Astep 12", 12),  # rich overwrites a line
         (
             r"step \x1b\[1;36m(\d+)",
             "step \x1b[1;36m12\x1b[0m",
             12,
-        ),  # a pattern that knows of the colour
+        ),  # a pattern that includes the colour
         (r"step ([\d,]+)", "step 1,000 loss 0.5", 1000),
         (r"step ([\d,]+)", "step 12,345,678", 12_345_678),
         (r"step ([\d_]+)", "step 1_000", 1000),
@@ -137,7 +137,7 @@ def test_losses_may_be_coloured() -> None:
     assert read.loss == "0.25"
 
 
-# -- bytes to lines -----------------------------------------------------------------------------------------------
+# -- bytes to lines --------------------------------------------------------------------------------
 
 
 @given(
@@ -153,7 +153,7 @@ def test_lines_do_not_depend_on_how_they_are_cut(
     texts: list[str], ends: list[str], torn: str, cuts: list[int]
 ) -> None:
     data = "".join(text + ends[place % len(ends)] for place, text in enumerate(texts)) + torn
-    raw, splitter = data.encode(), Splitter()
+    raw, splitter = data.encode(), LineSplitter()
     places = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
     lines = [line for start, stop in pairwise(places) for line in splitter.feed(raw[start:stop])]
     assert lines == texts
@@ -161,15 +161,17 @@ def test_lines_do_not_depend_on_how_they_are_cut(
 
 def test_a_torn_number_waits_for_its_end() -> None:
     reader = LogReader(PATTERNS)
-    assert reader.feed("node0", b"step 1 loss 0.5\nstep 1", 1) == [Line(1, "node0", 1, "0.5")]
+    assert reader.feed("node0", b"step 1 loss 0.5\nstep 1", 1) == [
+        CommandLogLine(1, "node0", 1, "0.5")
+    ]
     assert reader.feed("node1", b"7 loss 3\n", 2) == [
-        Line(2, "node1", None, "3")
-    ]  # a log of its own
-    assert reader.feed("node0", b"2 loss 0.25\n", 3) == [Line(3, "node0", 12, "0.25")]
+        CommandLogLine(2, "node1", None, "3")
+    ]  # each node has its own log
+    assert reader.feed("node0", b"2 loss 0.25\n", 3) == [CommandLogLine(3, "node0", 12, "0.25")]
 
 
 def test_an_endless_line_takes_no_more_memory_than_a_long_one() -> None:
-    splitter = Splitter()
+    splitter = LineSplitter()
     for _ in range(64):
         assert splitter.feed(b"x" * 65_536) == []
     assert len(splitter.feed(b"\nstep 1\n")) == 2
@@ -194,12 +196,15 @@ def test_steps_that_are_drawn_over_are_counted(data: bytes, drawn: int, piece: i
     assert reader.drawn == drawn
 
 
-# -- the course ---------------------------------------------------------------------------------------------------
+# -- the course ------------------------------------------------------------------------------------
 
 
 @st.composite
 def attempts(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
-    """How many ranks print, and the first and last step of each attempt, which begins where something was kept."""
+    """Draw the number of printing ranks, and the first and last step of each attempt.
+
+    An attempt begins at a step that was kept.
+    """
     ranks, spans, first, reached = draw(st.integers(1, 4)), [], 0, -1
     for _ in range(draw(st.integers(1, 4))):
         last = draw(st.integers(max(first, reached + 1), reached + 6))
@@ -208,12 +213,14 @@ def attempts(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
     return ranks, spans
 
 
-def shown(ranks: int, spans: list[tuple[int, int]]) -> list[Line]:
-    """What such a training prints: every rank each step, with a loss that depends on the step alone."""
+def shown(ranks: int, spans: list[tuple[int, int]]) -> list[CommandLogLine]:
+    """Return the lines of such a training: each rank prints each step, with a loss that depends on
+    the step alone.
+    """
     steps = [step for first, last in spans for step in range(first, last + 1)]
     prints = [(step, rank) for step in steps for rank in range(ranks)]
     return [
-        Line(t_ns, f"node{rank % 2}", step, f"{1 / (1 + step)!r}")
+        CommandLogLine(t_ns, f"node{rank % 2}", step, f"{1 / (1 + step)!r}")
         for t_ns, (step, rank) in enumerate(prints)
     ]
 
@@ -243,29 +250,34 @@ def test_without_a_twin_the_steps_before_the_first_fault_tell_how_many_ranks_pri
 
 
 def test_a_rank_that_prints_late_has_lost_nothing() -> None:
-    lines = [Line(t, "node0", step, None) for t, step in enumerate([0, 0, 1, 1, 2, 2, 3, 4, 3, 4])]
+    lines = [
+        CommandLogLine(t, "node0", step, None)
+        for t, step in enumerate([0, 0, 1, 1, 2, 2, 3, 4, 3, 4])
+    ]
     assert Course(lines, Usual({0: 2, 1: 2, 2: 2, 3: 2, 4: 2})).lost_steps() == 0
 
 
 def test_a_loss_on_its_own_line_belongs_to_the_last_step_of_its_node() -> None:
     lines = [
-        Line(0, "node0", None, "9"),  # of no step
-        Line(1, "node0", 4, None),
-        Line(2, "node1", 5, None),
-        Line(3, "node0", None, "0.5"),
-        Line(4, "node1", None, "0.25"),
+        CommandLogLine(0, "node0", None, "9"),  # the loss belongs to no step
+        CommandLogLine(1, "node0", 4, None),
+        CommandLogLine(2, "node1", 5, None),
+        CommandLogLine(3, "node0", None, "0.5"),
+        CommandLogLine(4, "node1", None, "0.25"),
     ]
     assert Course(lines).losses() == {4: (0.5,), 5: (0.25,)}
 
 
 def test_a_recovery_ends_with_a_step_that_is_new() -> None:
-    lines = [Line(t, "node0", step, None) for t, step in enumerate([0, 1, 2, 3, 1, 2, 3, 4])]
+    lines = [
+        CommandLogLine(t, "node0", step, None) for t, step in enumerate([0, 1, 2, 3, 1, 2, 3, 4])
+    ]
     course = Course(lines)
     assert course.next_record(3) == (7, 4)
     assert course.went_back(3, 7) == 1
     assert course.highest_before(3) == 3
     assert course.next_record(7) is None
-    assert [one.attempt for one in course.steps.values()] == [1, 2, 2, 2, 2]
+    assert [shown_step.attempt for shown_step in course.steps.values()] == [1, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -288,16 +300,16 @@ def test_losses_are_equal_unless_a_tolerance_is_given(
     assert differs(mine, theirs, tolerance) is other
 
 
-# -- how a fault was felt -----------------------------------------------------------------------------------------
+# -- how a fault was felt --------------------------------------------------------------------------
 
 SECOND = 1_000_000_000
 
 
 def course(*shown: tuple[float, int]) -> Course:
-    """Of steps that are shown at these seconds, after ten that take a second each."""
+    """Return a course with steps shown at these seconds, after ten steps of a second each."""
     usual = [(float(step), step) for step in range(10)]
     return Course(
-        [Line(int(at_s * SECOND), "node0", step, None) for at_s, step in (*usual, *shown)]
+        [CommandLogLine(int(at_s * SECOND), "node0", step, None) for at_s, step in (*usual, *shown)]
     )
 
 
@@ -306,19 +318,22 @@ def course(*shown: tuple[float, int]) -> Course:
     [
         ([(10.0, 10), (11.0, 11), (12.0, 12)], None),
         ([], None),
-        ([(10.0, 10)], None),  # in flight, and then nothing
+        ([(10.0, 10)], None),  # a step in flight, and then no more
         ([(16.0, 10)], Felt(9, None, 6.7, (16 * SECOND, 10))),
-        ([(10.0, 10), (20.0, 11)], Felt(10, None, 10.0, (20 * SECOND, 11))),  # one was in flight
+        ([(10.0, 10), (20.0, 11)], Felt(10, None, 10.0, (20 * SECOND, 11))),  # a step was in flight
         ([(12.0, 7), (13.0, 8), (14.0, 9), (15.0, 10)], Felt(9, 7, 5.7, (15 * SECOND, 10))),
         (
             [(10.0, 10), (11.0, 11), (12.0, 12), (13.0, 13), (14.0, 12), (15.0, 13), (16.0, 14)],
             Felt(13, 12, 3.0, (16 * SECOND, 14)),
         ),
-        ([(10.0, 10), (12.0, 7)], Felt(10, 7, 0.0, None)),  # it went back, and never came further
+        (
+            [(10.0, 10), (12.0, 7)],
+            Felt(10, 7, 0.0, None),
+        ),  # the training went back, and never came further
         (
             [*((10.0 + step, 10 + step) for step in range(10)), (40.0, 20)],
             None,
-        ),  # a pause long after it
+        ),  # a long pause after the fault
     ],
 )
 def test_a_recovery_begins_where_the_fault_was_felt(

@@ -1,4 +1,6 @@
-"""Rules on growing logs, without processes: when their clock runs, and what comes of what they say."""
+"""Rules on growing logs, without processes: the time that counts, and the consequences of a rule
+that fires.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.coordinator.detectors.rulings import Excused, GiveUp, Hopeless, Rulings
+from chaoskit.coordinator.detectors.rulings import Excused, GiveUpByRule, Hopeless, Rulings
 from chaoskit.coordinator.membership.events import Ruled
-from chaoskit.logs.watcher import LOOK_BYTES, LOOK_S, REMIND_S, Standing, WorkerLog
-from chaoskit.rules import Watch, parse_rules
-from chaoskit.rules.follow import LogFile, Splitter
+from chaoskit.logs.watcher import LOOK_BYTES, LOOK_S, REMIND_S, RankStanding, WatchedLog
+from chaoskit.rules import RuleWatch, parse_rules
+from chaoskit.rules.log_file import LineSplitter, LogFile
 from chaoskit.wire.messages import LinesMatched, RuleFired
 
 RULE = {"name": "loss", "logPattern": r"loss (\S+)", "expectedRecurringFrequencyInSeconds": 1}
@@ -23,37 +25,42 @@ HIGH = RULE | {"metricThreshold": 10, "operator": "gt", "metricEvaluationDataPoi
 
 
 class Bench:
-    """One worker, its log, and a clock."""
+    """A worker, its log, and a clock."""
 
     def __init__(self, directory: Path, *rules: dict[str, Any]) -> None:
         self.path = directory / "a.0.log"
-        self.log = WorkerLog("a.0", "a", parse_rules(list(rules)), self.path, 0.0)
+        self.log = WatchedLog("a.0", "a", parse_rules(list(rules)), self.path, 0.0)
         self.now_s = 0.0
-        self.standing = Standing(generation=1, rank=0, step=0, waits=False)
+        self.standing = RankStanding(generation=1, rank=0, step=0, waits=False)
 
     def write(self, text: str) -> None:
         with self.path.open("a") as file:
             file.write(text)
 
     def stand(self, **changes: Any) -> None:
-        self.standing = Standing(
-            **{name: getattr(self.standing, name) for name in Standing.__slots__} | changes
+        self.standing = RankStanding(
+            **{name: getattr(self.standing, name) for name in RankStanding.__slots__} | changes
         )
 
     def go_on(self, seconds: float) -> list[tuple[str, float]]:
-        """Look again and again; what fires, with its time."""
+        """Look repeatedly for ``seconds``.
+
+        Return the verdicts of the rules that fire, with their times.
+        """
         fired = []
         for _ in range(round(seconds / LOOK_S)):
             self.now_s += LOOK_S
-            told = self.log.look(self.now_s, self.standing)
+            messages = self.log.look(self.now_s, self.standing)
             fired += [
-                (one.verdict, round(self.now_s, 2)) for one in told if isinstance(one, RuleFired)
+                (message.verdict, round(self.now_s, 2))
+                for message in messages
+                if isinstance(message, RuleFired)
             ]
         return fired
 
 
 def hanging(at_s: float) -> list[tuple[str, Any]]:
-    """Said once, within two looks."""
+    """Return a single verdict, within two looks."""
     return [("hanging", pytest.approx(at_s, abs=2 * LOOK_S))]
 
 
@@ -78,7 +85,9 @@ def test_a_limit_counts_from_the_last_match(bench: Bench) -> None:
 def test_the_clock_stands_where_nothing_can_be_expected(
     bench: Bench, standing: dict[str, Any]
 ) -> None:
-    """A spare, a rank that waits for others or takes state over, a declared long phase."""
+    """The worker is a spare, waits for others, takes over a state, or is in a declared long
+    phase.
+    """
     bench.stand(**standing)
     assert bench.go_on(60) == []
     bench.stand(rank=0, waits=False)
@@ -96,7 +105,9 @@ def test_what_a_worker_prints_before_its_first_rank_does_not_count(tmp_path: Pat
 
 
 def test_a_new_generation_begins_anew(tmp_path: Path) -> None:
-    """Its first step is a repeated one: neither the time since the last match nor bad metrics are kept."""
+    """The first step of a generation is a repeated one: neither the time since the last match nor
+    bad metrics are kept.
+    """
     bench = Bench(tmp_path, HIGH)
     bench.write("loss 1\n")
     assert bench.go_on(0.9) == []
@@ -112,7 +123,7 @@ def test_a_new_generation_begins_anew(tmp_path: Path) -> None:
 
 
 def test_time_in_which_nobody_looked_does_not_count(bench: Bench) -> None:
-    """The whole node was frozen."""
+    """A rule does not count time in which the whole node was frozen."""
     bench.write("loss 1\n")
     bench.go_on(0.1)
     bench.now_s += 30.0
@@ -121,7 +132,7 @@ def test_time_in_which_nobody_looked_does_not_count(bench: Bench) -> None:
 
 
 def test_a_chatty_log_is_read_in_parts_and_nobody_is_blamed_meanwhile(bench: Bench) -> None:
-    bench.write("x\n" * (LOOK_BYTES * 15) + "loss 1\n")  # for 30 looks
+    bench.write("x\n" * (LOOK_BYTES * 15) + "loss 1\n")  # enough for 30 looks
     assert bench.go_on(2) == []
     assert bench.go_on(2) == hanging(2.6)
 
@@ -147,14 +158,14 @@ def test_it_is_told_which_rules_have_matched(bench: Bench) -> None:
 
 @given(st.lists(st.floats(0.01, 3), max_size=20), st.integers(0, 20))
 def test_a_watch_that_begins_anew_is_a_new_one(gaps_s: list[float], place: int) -> None:
-    """But for what ends it, and for which of its two limits counts."""
+    """A restarted watch keeps only its end, and the limit that counts."""
     (rule,) = parse_rules([START])
-    old, now_s = Watch(rule, 0.0), 0.0
+    old, now_s = RuleWatch(rule, 0.0), 0.0
     for gap_s in gaps_s[:place]:
         now_s += gap_s
         old.feed(now_s, "loss 1")
     old.restart(now_s)
-    new = Watch(rule, now_s)
+    new = RuleWatch(rule, now_s)
     if old.matched:
         new.feed(now_s, "loss 1")
     for gap_s in gaps_s[place:]:
@@ -163,15 +174,15 @@ def test_a_watch_that_begins_anew_is_a_new_one(gaps_s: list[float], place: int) 
         assert old.deadline_s == new.deadline_s
 
 
-# -- files --------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
-def lines(file: LogFile, splitter: Splitter) -> list[str]:
+def lines(file: LogFile, splitter: LineSplitter) -> list[str]:
     return splitter.feed(file.read())
 
 
 def test_a_log_may_be_truncated_or_replaced(tmp_path: Path) -> None:
-    path, splitter = tmp_path / "log", Splitter()
+    path, splitter = tmp_path / "log", LineSplitter()
     file = LogFile(path)
     assert lines(file, splitter) == []
     path.write_text("one\ntwo\ntor")
@@ -191,10 +202,10 @@ def test_a_log_may_be_truncated_or_replaced(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
-# -- what comes of it ---------------------------------------------------------------------------------------------
+# -- what comes of it ------------------------------------------------------------------------------
 
 
-def said(worker: str = "a.0", generation: int = 1, **changes: Any) -> RuleFired:
+def rule_fired(worker: str = "a.0", generation: int = 1, **changes: Any) -> RuleFired:
     values: dict[str, Any] = {
         "rank": 0,
         "since_step": 5,
@@ -210,65 +221,70 @@ MEMBERS = ("a.0", "b.0", "c.0")
 
 
 def judged(rulings: Rulings, fired: RuleFired, generation: int = 1, now_s: float = 0.0) -> str:
-    """What comes of it; taken in."""
+    """Return the reaction of the rulings to a rule that fired; they take it into account."""
     ruling = rulings.judge(fired, generation, MEMBERS, now_s)
-    if isinstance(ruling, GiveUp):
+    if isinstance(ruling, GiveUpByRule):
         rulings.take_in(Ruled(fired, generation, (fired.worker,)), now_s)
     return type(ruling).__name__
 
 
 def test_one_restart_a_rule_and_generation() -> None:
     rulings = Rulings(3, 60.0)
-    assert rulings.judge(said(), 1, MEMBERS, 0.0) == GiveUp()
-    assert judged(rulings, said()) == "GiveUp"
-    assert judged(rulings, said("b.0")) == "Excused"
-    assert judged(rulings, said("b.0", rule="other")) == "GiveUp"
-    assert judged(rulings, said("b.0", 2), 2) == "GiveUp"
+    assert rulings.judge(rule_fired(), 1, MEMBERS, 0.0) == GiveUpByRule()
+    assert judged(rulings, rule_fired()) == "GiveUpByRule"
+    assert judged(rulings, rule_fired("b.0")) == "Excused"
+    assert judged(rulings, rule_fired("b.0", rule="other")) == "GiveUpByRule"
+    assert judged(rulings, rule_fired("b.0", 2), 2) == "GiveUpByRule"
 
 
-@pytest.mark.parametrize("fired", [said(generation=2), said(generation=4), said("d.0", 3)])
+@pytest.mark.parametrize(
+    "fired", [rule_fired(generation=2), rule_fired(generation=4), rule_fired("d.0", 3)]
+)
 def test_who_has_no_rank_now_is_let_be(fired: RuleFired) -> None:
     assert judged(Rulings(3, 60.0), fired, 3) == "Excused"
 
 
 @pytest.mark.parametrize("action", ["alert", "none"])
 def test_what_asks_for_nothing_gets_nothing(action: str) -> None:
-    assert Rulings(3, 60.0).judge(said(action=action), 1, MEMBERS, 0.0) == Excused()
+    assert Rulings(3, 60.0).judge(rule_fired(action=action), 1, MEMBERS, 0.0) == Excused()
 
 
 def test_a_step_that_brings_it_back_is_bad_and_not_the_rank() -> None:
     rulings = Rulings(3, 60.0)
     bad = {"verdict": "not-a-number"}
-    assert judged(rulings, said(**bad)) == "GiveUp"
-    assert judged(rulings, said("b.0", 2, **bad), 2) == "Excused"
-    assert judged(rulings, said("b.0", 2, since_step=4, step=5, **bad), 2) == "Excused"
-    assert judged(rulings, said("b.0", 2, since_step=7, step=7, **bad), 2) == "GiveUp"
+    assert judged(rulings, rule_fired(**bad)) == "GiveUpByRule"
+    assert judged(rulings, rule_fired("b.0", 2, **bad), 2) == "Excused"
+    assert judged(rulings, rule_fired("b.0", 2, since_step=4, step=5, **bad), 2) == "Excused"
+    assert judged(rulings, rule_fired("b.0", 2, since_step=7, step=7, **bad), 2) == "GiveUpByRule"
 
 
 def test_restarts_that_do_not_help_end_the_job() -> None:
     rulings = Rulings(2, 60.0)
-    assert [judged(rulings, said("b.0", number), number, 50.0 * number) for number in (1, 2)] == [
-        "GiveUp"
-    ] * 2
+    assert [
+        judged(rulings, rule_fired("b.0", number), number, 50.0 * number) for number in (1, 2)
+    ] == ["GiveUpByRule"] * 2
     assert (
-        judged(rulings, said("b.0", 3, verdict="slow", step=9, since_step=9), 3, 150.0) == "GiveUp"
+        judged(rulings, rule_fired("b.0", 3, verdict="slow", step=9, since_step=9), 3, 150.0)
+        == "GiveUpByRule"
     )
-    end = rulings.judge(said("b.0", 4), 4, MEMBERS, 150.0)
+    end = rulings.judge(rule_fired("b.0", 4), 4, MEMBERS, 150.0)
     assert end == Hopeless("log rule loss: no match for 1 s, again after 2 restarts in a row")
-    assert judged(Rulings(2, 60.0), said()) == "GiveUp"
+    assert judged(Rulings(2, 60.0), rule_fired()) == "GiveUpByRule"
 
 
 def test_restarts_that_are_far_apart_are_not_in_a_row() -> None:
     rulings = Rulings(1, 60.0)
     for number in range(1, 20):
-        assert judged(rulings, said(generation=number), number, 61.0 * number) == "GiveUp"
+        assert (
+            judged(rulings, rule_fired(generation=number), number, 61.0 * number) == "GiveUpByRule"
+        )
 
 
 def test_who_never_printed_is_excused_while_a_live_member_prints() -> None:
     rulings = Rulings(3, 60.0)
-    rulings.note_matches("z.0", ["loss"])  # it is lost
+    rulings.note_matches("z.0", ["loss"])  # the member is lost
     rulings.note_matches("b.0", ["other"])
-    assert judged(rulings, said(matched=False)) == "GiveUp"
+    assert judged(rulings, rule_fired(matched=False)) == "GiveUpByRule"
     rulings.note_matches("b.0", ["other", "loss"])
-    assert judged(rulings, said("c.0", 2, matched=False), 2) == "Excused"
-    assert judged(rulings, said("c.0", 2), 2) == "GiveUp"
+    assert judged(rulings, rule_fired("c.0", 2, matched=False), 2) == "Excused"
+    assert judged(rulings, rule_fired("c.0", 2), 2) == "GiveUpByRule"

@@ -1,4 +1,6 @@
-"""Log rules: HyperPod's files are read as they are, and a watch fires at the right moment and at no other."""
+"""Log rules: HyperPod's files are read unchanged, and a watch fires at the right moment and at no
+other.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from chaoskit.rules import (
     Fired,
     LogRule,
     RuleVerdict,
-    Watch,
+    RuleWatch,
     check_log_rules,
     parse_rules,
     read_rules,
@@ -26,7 +28,8 @@ from chaoskit.rules.patterns import non_finite, outer_groups
 from chaoskit.rules.replay import suggest
 from chaoskit.rules.timestamps import read_time_s
 
-#: Shaped like the example in HyperPod's documentation: no group, a group in a group, comments, deep in a job.
+#: A file shaped like the example in HyperPod's documentation: no group, a group in a group,
+#: comments, deep in a job.
 JOB = r"""
 apiVersion: sagemaker.amazonaws.com/v1
 kind: HyperPodPyTorchJob
@@ -57,10 +60,10 @@ def rule(**settings: Any) -> LogRule:
 
 
 def verdicts(fired: list[Fired]) -> list[tuple[str, float]]:
-    return [(one.verdict.value, one.time_s) for one in fired]
+    return [(firing.verdict.value, firing.time_s) for firing in fired]
 
 
-# -- reading ------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def test_a_job_of_hyperpod_is_read_as_it_is(tmp_path: Path) -> None:
@@ -75,7 +78,7 @@ def test_a_job_of_hyperpod_is_read_as_it_is(tmp_path: Path) -> None:
         3,
         "replace-node",
     )
-    watch = Watch(slow, 0)
+    watch = RuleWatch(slow, 0)
     assert watch.matcher.read("x {'samples/sec': 81.5}").value == 81.5
 
 
@@ -157,11 +160,11 @@ def test_groups_are_counted_outside_of_classes_and_other_groups() -> None:
     assert non_finite(r"((a)b)\2") is None  # group 2 is gone
 
 
-# -- the watch ----------------------------------------------------------------------------------------------------
+# -- the watch -------------------------------------------------------------------------------------
 
 
 def test_silence_is_hanging_once_and_again_after_a_match() -> None:
-    watch = Watch(rule(start_cutoff_s=10, frequency_s=5), START_S)
+    watch = RuleWatch(rule(start_cutoff_s=10, frequency_s=5), START_S)
     assert watch.tick(START_S + 10) == []
     assert verdicts(watch.tick(START_S + 10.001)) == [("hanging", START_S + 10)]
     assert watch.tick(START_S + 1000) == []
@@ -171,12 +174,12 @@ def test_silence_is_hanging_once_and_again_after_a_match() -> None:
 
 
 def test_slow_needs_so_many_points_in_a_row() -> None:
-    watch = Watch(rule(threshold=2.5, operator="gteq", data_points=3), 0)
+    watch = RuleWatch(rule(threshold=2.5, operator="gteq", data_points=3), 0)
     fired = [
         watch.feed(time, f"loss: {value}")
         for time, value in enumerate([3, 2.5, 2.4, 3, 3, 3, 9, 1, 3, 3, 3])
     ]
-    assert [place for place, found in enumerate(fired) if found] == [5, 10]
+    assert [place for place, firings in enumerate(fired) if firings] == [5, 10]
     assert fired[5][0].reason == "3 >= 2.5, 3 times in a row"
 
 
@@ -185,18 +188,18 @@ def test_slow_needs_so_many_points_in_a_row() -> None:
     [("gt", [3]), ("gteq", [2, 3]), ("lt", [1]), ("lteq", [1, 2]), ("eq", [2])],
 )
 def test_operators(operator: Any, slow: list[int]) -> None:
-    found = [
+    slow_values = [
         value
         for value in (1, 2, 3)
-        if Watch(rule(threshold=2, operator=operator), 0).feed(0, f"loss: {value}")
+        if RuleWatch(rule(threshold=2, operator=operator), 0).feed(0, f"loss: {value}")
     ]
-    assert found == slow
+    assert slow_values == slow
 
 
 @pytest.mark.parametrize("text", ["nan", "NaN", "-inf", "Infinity"])
 @pytest.mark.parametrize("pattern", [r".*loss: (\S+)", r".*loss: (\d+(\.\d+)?).*"])
 def test_nan_is_a_verdict_even_of_a_pattern_that_wants_digits(pattern: str, text: str) -> None:
-    watch = Watch(rule(pattern=pattern, frequency_s=5), 0)
+    watch = RuleWatch(rule(pattern=pattern, frequency_s=5), 0)
     assert verdicts(watch.feed(1, f"step 3 loss: {text} lr: 1")) == [("not-a-number", 1)]
     assert watch.feed(2, f"step 4 loss: {text} lr: 1") == []
     assert watch.feed(3, "step 5 loss: 1.5 lr: 1") == []
@@ -205,25 +208,25 @@ def test_nan_is_a_verdict_even_of_a_pattern_that_wants_digits(pattern: str, text
 
 
 def test_words_are_no_numbers_where_one_is_compared() -> None:
-    assert Watch(rule(), 0).feed(0, "loss: none") == []
-    assert verdicts(Watch(rule(threshold=1, operator="gt"), 0).feed(0, "loss: none")) == [
+    assert RuleWatch(rule(), 0).feed(0, "loss: none") == []
+    assert verdicts(RuleWatch(rule(threshold=1, operator="gt"), 0).feed(0, "loss: none")) == [
         ("not-a-number", 0)
     ]
 
 
 def test_a_pattern_is_matched_from_the_start_of_the_line() -> None:
-    assert not Watch(rule(pattern="loss"), 0).matcher.read("the loss").matched
+    assert not RuleWatch(rule(pattern="loss"), 0).matcher.read("the loss").matched
 
 
 def test_the_stop_line_ends_the_watch() -> None:
-    watch = Watch(rule(frequency_s=5, stop_pattern=".*done"), 0)
+    watch = RuleWatch(rule(frequency_s=5, stop_pattern=".*done"), 0)
     assert watch.feed(1, "loss: 1") == []
     assert verdicts(watch.feed(2, "loss: nan done")) == [("stopped", 2)]
     assert watch.feed(1e9, "loss: nan") == []
 
 
 def test_fault_on_match() -> None:
-    watch = Watch(rule(pattern=".*OutOfMemoryError.*", fault_on_match=True, action="alert"), 0)
+    watch = RuleWatch(rule(pattern=".*OutOfMemoryError.*", fault_on_match=True, action="alert"), 0)
     assert watch.feed(1, "all well") == []
     fired = watch.feed(2, "torch.OutOfMemoryError: x")
     assert (fired[0].verdict, fired[0].action) == (RuleVerdict.FAULTED, "alert")
@@ -236,7 +239,9 @@ gaps = st.lists(st.floats(0.001, 100), max_size=40)
 def test_never_fires_while_points_come_in_time_and_on_the_right_side(
     waits: list[float], value: float
 ) -> None:
-    watch = Watch(rule(start_cutoff_s=100, frequency_s=100, threshold=50, operator="gt"), START_S)
+    watch = RuleWatch(
+        rule(start_cutoff_s=100, frequency_s=100, threshold=50, operator="gt"), START_S
+    )
     now = START_S
     for wait in waits:
         now += wait * 0.999  # the sum of floats may be a little longer than its parts
@@ -249,10 +254,10 @@ def test_never_fires_while_points_come_in_time_and_on_the_right_side(
 def test_fires_when_the_wait_is_over_however_it_is_asked(
     waits: list[float], limit: int, late: float
 ) -> None:
-    watch = Watch(rule(frequency_s=limit), 0)
+    watch = RuleWatch(rule(frequency_s=limit), 0)
     watch.feed(0, "loss: 1")
-    asked = [time for time in _times(waits) if time <= limit]
-    assert [found for time in asked for found in watch.tick(time)] == []
+    ticks = [time for time in _times(waits) if time <= limit]
+    assert [firing for time in ticks for firing in watch.tick(time)] == []
     assert verdicts(watch.tick(limit + late)) == [("hanging", limit)]
     assert watch.tick(limit + late) == []
     assert math.isinf(watch.deadline_s)
@@ -273,7 +278,7 @@ def test_ticks_in_between_and_earlier_times_change_nothing(
         "operator": "gt",
         "data_points": points,
     }
-    plain, ticked, late = (Watch(rule(**settings), 0) for _ in range(3))
+    plain, ticked, late = (RuleWatch(rule(**settings), 0) for _ in range(3))
     now, fired, fired_ticked, fired_late = 0.0, [], [], []
     for wait, line in told:
         fired_ticked += ticked.tick(now + wait / 2)
@@ -282,14 +287,14 @@ def test_ticks_in_between_and_earlier_times_change_nothing(
         fired_ticked += ticked.tick(now) + ticked.feed(now, line) + ticked.tick(now)
         fired_late += late.tick(now) + late.feed(now - 5, line)
     assert fired == fired_ticked == fired_late
-    assert [one.time_s for one in fired] == sorted(one.time_s for one in fired)
+    assert [firing.time_s for firing in fired] == sorted(firing.time_s for firing in fired)
 
 
 @given(events, events)
 def test_nothing_is_said_after_the_stop(
     before: list[tuple[float, str]], after: list[tuple[float, str]]
 ) -> None:
-    watch = Watch(rule(start_cutoff_s=5, frequency_s=5, stop_pattern="end"), 0)
+    watch = RuleWatch(rule(start_cutoff_s=5, frequency_s=5, stop_pattern="end"), 0)
     now = 0.0
     for wait, line in before:
         now += wait
@@ -304,7 +309,7 @@ def _times(waits: list[float]) -> list[float]:
     return [sum(waits[:count]) for count in range(1, len(waits) + 1)]
 
 
-# -- recorded logs ------------------------------------------------------------------------------------------------
+# -- recorded logs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -365,37 +370,39 @@ def test_waits_suggest_a_frequency(tmp_path: Path) -> None:
     log = write_log(tmp_path, [0, 1, 2, 4, 5, 6, 7])
     fit = {limit: suggest(replay_log([rule(frequency_s=limit)], log)[0]) for limit in (2.1, 4, 300)}
     assert fit[4] == []
-    assert [one.suggested_s for one in fit[2.1] + fit[300]] == [4, 4]
+    assert [suggestion.suggested_s for suggestion in fit[2.1] + fit[300]] == [4, 4]
     assert fit[300][0].reason == "2 x the longest of 6 gaps that were not called hanging, 2 s"
 
 
 def test_a_rule_that_never_matched_is_warned_of(tmp_path: Path) -> None:
-    found = replay_log([rule(pattern="loss", frequency_s=5)], write_log(tmp_path, [0, 1]))[0]
-    assert "begin with .*" in found.warnings[0]
-    assert "never fire" in found.warnings[1]
+    replayed = replay_log([rule(pattern="loss", frequency_s=5)], write_log(tmp_path, [0, 1]))[0]
+    assert "begin with .*" in replayed.warnings[0]
+    assert "never fire" in replayed.warnings[1]
 
 
 @pytest.mark.parametrize(("start_cutoff_s", "warned"), [(None, True), (60.0, False)])
 def test_a_frequency_without_a_limit_for_the_start_is_warned_of(
     tmp_path: Path, start_cutoff_s: float | None, warned: bool
 ) -> None:
-    """It counts from the first match."""
-    (found,) = replay_log(
+    """The frequency counts from the first match, so a rank that never prints needs a limit for the
+    start.
+    """
+    (replayed,) = replay_log(
         [rule(frequency_s=30, start_cutoff_s=start_cutoff_s)], write_log(tmp_path, [0, 1])
     )
-    assert any("before its first match" in warning for warning in found.warnings) == warned
+    assert any("before its first match" in warning for warning in replayed.warnings) == warned
 
 
 def test_waits_that_were_hangs_suggest_nothing(tmp_path: Path) -> None:
-    found = replay_log([rule(frequency_s=30)], write_log(tmp_path, [0, 1, 2, 3, 4, 5, 60]))[0]
-    assert [one.verdict for one in found.alarms] == ["hanging"]
-    assert [one.suggested_s for one in suggest(found)] == [2]
+    replayed = replay_log([rule(frequency_s=30)], write_log(tmp_path, [0, 1, 2, 3, 4, 5, 60]))[0]
+    assert [alarm.verdict for alarm in replayed.alarms] == ["hanging"]
+    assert [suggestion.suggested_s for suggestion in suggest(replayed)] == [2]
 
 
 def test_time_that_goes_back_is_held_and_warned_of(tmp_path: Path) -> None:
-    found = replay_log(
+    replayed = replay_log(
         [rule(frequency_s=30, start_cutoff_s=30)], write_log(tmp_path, [100, 3, 101])
     )[0]
-    assert found.gaps_s == [0, 1]
-    assert found.fired == []
-    assert found.warnings == ["time goes back by 97 s at line 2: it was held there"]
+    assert replayed.gaps_s == [0, 1]
+    assert replayed.fired == []
+    assert replayed.warnings == ["time goes back by 97 s at line 2: it was held there"]

@@ -1,4 +1,4 @@
-"""The fixture ``rules_fire``: log rules as an assertion in anybody's suite."""
+"""The fixture ``rules_fire``: log rules as an assertion in a user's test suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Buffers that the forward pass changes: found, kept from peers while they move, merged in one order, or refused."""
+"""Buffers that the forward pass changes: detected, kept from peers while they move, merged in a
+single order, or refused.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.job import JobSpec
-from chaoskit.runtime.integrity.voting import Seal
+from chaoskit.runtime.integrity.voting import RankSeal
 from chaoskit.runtime.reduction.choice import Reduced
 from chaoskit.runtime.reduction.sidecar import SidecarLayout, digest
 from chaoskit.runtime.state.buffers import MovingBuffers, same_bits
@@ -34,17 +36,19 @@ def batch(step: int, shard: int) -> Tensor:
 
 
 class Rank:
-    """A world of one that computes whole steps, as the trainer does."""
+    """A world of a single rank that computes whole steps, as the trainer does."""
 
     def __init__(self, model: nn.Module, shards: int = 4, lr: float = 0.1) -> None:
         self.model, self.shards = model, shards
         self.replica = Replica(model, torch.optim.SGD(model.parameters(), lr=lr), None)
         self.work = ShardWork(self.replica, RunConfig(job=JobSpec("job.py"), nodes=shards))
-        self.arrived: list[list[Tensor]] = []  # what the reductions showed before anything read it
+        self.arrived: list[
+            list[Tensor]
+        ] = []  # the arrived gradients as the reductions showed them, before they were read
         self.compute(0, 0)
 
     def compute(self, step: int, shard: int) -> None:
-        counts = self.work._buffers.known
+        counts = self.work._buffers.is_known
         self.work.begin(shard, overlap=False, launch=False)
         self.work.backward(self.model(batch(step, shard)).square().mean())
         self.work.end(shard)
@@ -53,7 +57,7 @@ class Rank:
 
     def reduced(self) -> Reduced:
         self.work.reducer.begin(None, [range(self.shards)])
-        sidecar = self.work.sidecar(range(self.shards), 1, Seal())
+        sidecar = self.work.sidecar(range(self.shards), 1, RankSeal())
         return self.work.reduce(sidecar, verify=True, arrived=self.arrived.append)
 
     def reduce(self) -> Update:
@@ -75,12 +79,14 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
-# -- what is committed --------------------------------------------------------------------------------------------
+# -- what is committed -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shards", [1, 3, 4])
 def test_batchnorm_commits_the_mean_over_the_shards(shards: int) -> None:
-    """Each shard alone moves the running averages from the committed ones; the mean of what they leave comes next."""
+    """Each shard alone moves the running averages from the committed values; the mean of the
+    results is committed.
+    """
     rank = Rank(network(), shards)
     for step in range(3):
         alone = []
@@ -89,14 +95,14 @@ def test_batchnorm_commits_the_mean_over_the_shards(shards: int) -> None:
             copy(batch(step, shard))
             alone.append(statistics(copy))
         rank.step()
-        for name, found in statistics(rank.model).items():
-            wanted = torch.stack([one[name].double() for one in alone]).mean(0)
-            torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-7)
+        for name, statistic in statistics(rank.model).items():
+            expected = torch.stack([of_shard[name].double() for of_shard in alone]).mean(0)
+            torch.testing.assert_close(statistic.double(), expected, rtol=1e-6, atol=1e-7)
     assert int(rank.model[1].num_batches_tracked) == 3
 
 
 def test_what_has_arrived_is_shown_without_the_buffers() -> None:
-    """A fault that strikes what was received finds its parameter by number."""
+    """A fault that strikes received data finds its parameter by number."""
     rank = Rank(network())
     rank.step()
     (views,) = rank.arrived
@@ -108,16 +114,18 @@ def test_what_has_arrived_is_shown_without_the_buffers() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.permutations(range(6)))
 def test_the_order_of_computation_changes_no_bit(order: list[int]) -> None:
-    """The tree alone decides in which order buffers are added, not which rank computes a shard, and when."""
-    one, other = Rank(network(), 6), Rank(network(), 6)
+    """The tree alone decides the order in which buffers are added; the rank and the time of a shard
+    do not matter.
+    """
+    in_order, reordered = Rank(network(), 6), Rank(network(), 6)
     for _ in range(2):
-        one.step()
-        other.step(order)
-    assert one.replica.state_digest() == other.replica.state_digest()
+        in_order.step()
+        reordered.step(order)
+    assert in_order.replica.state_digest() == reordered.replica.state_digest()
 
 
 def test_statistics_at_rest_stay_bit_for_bit() -> None:
-    """In evaluation mode nothing moves: thirds that are added up again would."""
+    """Statistics do not move in evaluation mode; thirds that are added up again would."""
     rank = Rank(network(), 3)
     rank.step()
     before = statistics(rank.model)
@@ -138,7 +146,7 @@ def test_statistics_that_slept_in_the_rehearsal_are_followed() -> None:
     assert int(model[1].num_batches_tracked) == 1
 
 
-# -- what others see ----------------------------------------------------------------------------------------------
+# -- what others see -------------------------------------------------------------------------------
 
 
 def test_peers_see_committed_values_while_a_shard_is_computed() -> None:
@@ -172,11 +180,11 @@ def test_a_state_that_is_taken_over_is_what_the_model_computes_with(shared: bool
     ahead.step()
     ahead.step()
     if shared:
-        mine, theirs = behind.replica.arena, ahead.replica.arena
-        assert mine is not None
-        assert theirs is not None
-        behind.replica.prepare_layout(theirs.index_bytes(), theirs.size_bytes)
-        mine.data()[:] = theirs.data()
+        own_arena, arena_of_peer = behind.replica.arena, ahead.replica.arena
+        assert own_arena is not None
+        assert arena_of_peer is not None
+        behind.replica.prepare_layout(arena_of_peer.index_bytes(), arena_of_peer.size_bytes)
+        own_arena.data()[:] = arena_of_peer.data()
     else:
         index, _, data = ahead.replica.pack()
         behind.replica.unpack(index, data)
@@ -197,11 +205,11 @@ def test_a_model_without_such_buffers_pays_nothing() -> None:
     )
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 class Odd(nn.Module):
-    """Does ``act`` to itself in a forward pass."""
+    """Module that calls ``act`` on itself in a forward pass."""
 
     def __init__(self, act: Callable[[Odd], None]) -> None:
         super().__init__()
@@ -225,7 +233,7 @@ def refused(act: Callable[[Odd], None], name: str, remedy: str, shards: int = 2)
 
 
 def test_buffers_that_cannot_be_merged_are_refused() -> None:
-    """Each is named, with what to do about it."""
+    """Each refused buffer is named, with a remedy."""
     refused(lambda odd: odd.register_buffer("late", torch.zeros(1)), "late", "in __init__")
     refused(
         lambda odd: setattr(odd, "seen", torch.zeros(odd.calls)), "seen", "keep the shape and type"
@@ -238,7 +246,9 @@ def test_buffers_that_cannot_be_merged_are_refused() -> None:
 def test_a_spectral_norm_that_has_converged_at_first_goes_on_later(
     norm: Callable[[nn.Module], nn.Module],
 ) -> None:
-    """Its power iteration writes the same bits in the first pass, and others once the weight has changed."""
+    """The power iteration writes the same bits in the first pass, and others once the weight has
+    changed.
+    """
     torch.manual_seed(5)
     layer = norm(nn.Linear(4, 6))
     with torch.no_grad():
@@ -279,7 +289,7 @@ def test_a_buffer_that_keeps_its_value_in_the_first_pass_may_move_later(
 
 
 def test_ranks_that_disagree_are_told() -> None:
-    """An integer buffer, or what is frozen, as another rank has it."""
+    """The other rank has another integer buffer, or another frozen parameter."""
     rank = Rank(network(), 2)
     for place, remedy in (
         ("integers_at", "integers cannot be averaged"),
@@ -290,7 +300,7 @@ def test_ranks_that_disagree_are_told() -> None:
         rank.compute(0, 1)
         reduced = rank.reduced()
         other = reduced.sidecars.clone()
-        other[0, getattr(rank.work._news, place)] += 1
+        other[0, getattr(rank.work._sidecar_layout, place)] += 1
         object.__setattr__(reduced, "sidecars", torch.cat([reduced.sidecars, other]))
         with pytest.raises(BadInput, match=remedy):
             rank.work.update_of(reduced)
@@ -345,7 +355,7 @@ def test_gradients_that_are_cleared_or_sparse_are_refused() -> None:
     assert caught.value.value == "embedding.weight"
 
 
-# -- bits -----------------------------------------------------------------------------------------------------------
+# -- bits ------------------------------------------------------------------------------------------
 
 
 def test_same_bits_tells_zeros_apart_and_nan_not() -> None:
@@ -386,7 +396,7 @@ def test_the_sidecar_carries_every_bit_of_presence(parameters: int, data: st.Dat
 
 @pytest.mark.parametrize("words", [[1, 2], [1, 2, 3, 4]])
 def test_a_seal_of_another_length_is_refused(words: list[int]) -> None:
-    """Ranks would exchange tensors of different sizes."""
+    """Ranks would otherwise exchange tensors of different sizes."""
     layout = SidecarLayout(2, 5, 3)
     marks = {"frozen": 1, "integers": 2, "present": 3, "vote": 4}
     assert layout.write({0: 0.5}, **marks, seal=[-1, 2**62, 3]).numel() == layout.size

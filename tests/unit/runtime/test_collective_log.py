@@ -1,4 +1,6 @@
-"""One call has one result: the logs of collectives, driven through losses, joins and generations in any order."""
+"""The logs of collectives, driven through losses, joins and generations in any order: each call has
+a single result.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,25 @@ NOWHERE = Endpoint("host", "", 0, 0, 0)
 CALLS = 3  # after each step
 STEPS = 4
 EVENTS = 150
-PATIENCE = 200  # turns of all ranks in which a job without faults comes to its end
+PATIENCE = 200  # turns of all ranks in which a job without faults ends
 
 
 class Rank:
-    """A member whose user code makes ``CALLS`` calls after each step, and what its trainer decides."""
+    """A member with user code that makes ``CALLS`` calls after each step, and the decisions of its
+    trainer.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.course = GenerationCourse(name, Generation)
-        self.course.calls.close(0)  # nothing is called before the first transaction
+        self.course.calls.close(0)  # there are no calls before the first transaction
         self.entered: Generation | None = None
         self.met: tuple[Generation, int] | None = (
-            None  # in which all have come to the call of that number
+            None  # the generation in which all have reached this call
         )
-        self.seen: dict[tuple[int, int], bytes] = {}  # by step and number
+        self.shown: dict[
+            tuple[int, int], bytes
+        ] = {}  # the results shown to user code, by step and number
 
     @property
     def generation(self) -> Generation:
@@ -41,7 +47,7 @@ class Rank:
         return self.course.current
 
     def settles(self, *, calling: bool) -> bool:
-        """Stand in the newest generation. False: not now."""
+        """Enter the newest generation. Return False if that is not possible now."""
         generation, course = self.generation, self.course
         if self.entered is generation:
             return True
@@ -61,7 +67,9 @@ class Rank:
 
 
 class History:
-    """Ranks act one at a time, each as far as it comes alone; at any moment some are lost, and others join."""
+    """A history in which ranks act in turn, each as far as possible alone; at any moment ranks are
+    lost and others join.
+    """
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance
@@ -71,7 +79,7 @@ class History:
         self.form(chance.randint(1, 4))
 
     def go_on(self) -> None:
-        """What happens next."""
+        """Execute the next random event."""
         if self._chance.random() < 0.06:
             self.ranks = self._chance.sample(self.ranks, self._chance.randint(1, len(self.ranks)))
             self.form(self._chance.randint(0, 2))
@@ -81,7 +89,7 @@ class History:
             self.act(self._chance.choice(self.ranks))
 
     def form(self, joining: int) -> None:
-        """All ranks and some new ones meet in a new generation."""
+        """Form a new generation of all ranks and some new ones."""
         self.generation += 1
         for _ in range(joining):
             self.ranks.append(Rank(f"worker{self.count}"))
@@ -92,12 +100,14 @@ class History:
         plan = Plan(self.generation, members, abort=True)
         for rank in self.ranks:
             rank.course.offer(plan)
-        told = [rank.course.progress_for(rank.generation) for rank in self.ranks]
+        reports = [rank.course.progress_for(rank.generation) for rank in self.ranks]
         for rank in self.ranks:
-            rank.generation.learn([progress.encode() for progress in told if progress is not None])
+            rank.generation.learn(
+                [progress.encode() for progress in reports if progress is not None]
+            )
 
     def hand_over(self) -> None:
-        """The results of the holder come to all others."""
+        """Give the results of the holder to all others."""
         if (holder := self.ranks[0].generation.holder) is None:
             return
         source = self.ranks[holder.rank].course
@@ -105,7 +115,7 @@ class History:
             rank.generation.results = source.calls.results(holder.step)
 
     def act(self, rank: Rank) -> None:
-        """One thing that the main thread of ``rank`` does."""
+        """Execute an action of the main thread of ``rank``."""
         course, calls, step = rank.course, rank.course.calls, rank.course.step
         if course.done:
             return
@@ -114,21 +124,21 @@ class History:
         elif calls.is_closed(step):
             if rank.settles(calling=False) and course.step == step:
                 self.come(rank, CALLS)
-        elif calls.made(step) == CALLS:
+        elif calls.next_call(step) == CALLS:
             if step == STEPS:
                 course.done = True
             else:
                 calls.close(step)
-        elif (known := calls.replay(step)) is not None:
-            self.show(rank, (step, calls.made(step) - 1), known)
-        elif rank.settles(calling=True) and calls.made(step) == len(calls.results(step)):
+        elif (recorded := calls.replay(step)) is not None:
+            self.show(rank, (step, calls.next_call(step) - 1), recorded)
+        elif rank.settles(calling=True) and calls.next_call(step) == len(calls.results(step)):
             assert rank.generation.gone_on(step) is None, (
                 "no rank is refused that calls what others call"
             )
-            self.come(rank, calls.made(step))
+            self.come(rank, calls.next_call(step))
 
     def come(self, rank: Rank, number: int) -> None:
-        """``rank`` waits for the others, in a call or for the commit."""
+        """Have ``rank`` wait for the others, in a call or for the commit."""
         arrived = self.arrived[self.generation, rank.course.step, number]
         arrived.add(rank.name)
         if arrived >= {member.worker for member in rank.generation.plan.members}:
@@ -148,27 +158,29 @@ class History:
         rank.course.end_step_change()
 
     def show(self, rank: Rank, key: tuple[int, int], result: bytes) -> None:
-        """User code of ``rank`` gets a result."""
-        rank.seen[key] = result
+        """Show a result to the user code of ``rank``."""
+        rank.shown[key] = result
         for other in self.ranks:
-            assert other.seen.get(key, result) == result, "one call has one result"
+            assert other.shown.get(key, result) == result, "one call has one result"
 
     def end_well(self) -> None:
-        """Without another fault all come to the end, with the results of every call that they lived through."""
+        """Run without another fault: all ranks come to the end, with equal results of each shared
+        call.
+        """
         for _ in range(PATIENCE):
             self.hand_over()
             for rank in self.ranks:
                 self.act(rank)
         for rank in self.ranks:
             assert rank.course.done
-            steps = {step for step, _ in rank.seen}
-            assert len(rank.seen) == len(steps) * CALLS
+            steps = {step for step, _ in rank.shown}
+            assert len(rank.shown) == len(steps) * CALLS
 
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=examples(1000), deadline=None, database=None)
 def test_one_call_has_one_result(seed: int) -> None:
-    """Whatever ranks are lost and join between any two things that a rank does, and however far each has come."""
+    """Ranks are lost and join between any two actions of a rank, at any progress of each."""
     history = History(Random(seed))
     for _ in range(EVENTS):
         history.go_on()
@@ -176,30 +188,32 @@ def test_one_call_has_one_result(seed: int) -> None:
 
 
 def test_a_rank_that_is_behind_is_given_the_results() -> None:
-    """The log of the member with most results is taken over, call by call, and then the rank calls for itself."""
-    here, there = CollectiveLog(), CollectiveLog()
-    for log in (here, there):
+    """The rank takes over the log of the member with most results, call by call, and then calls
+    itself.
+    """
+    behind, ahead = CollectiveLog(), CollectiveLog()
+    for log in (behind, ahead):
         log.record(3, b"one")
         assert log.replay(3) == b"one"
-    there.record(3, b"two")
-    here.adopt(3, there.results(3))
-    assert here.replay(3) == b"two"
-    assert here.replay(3) is None
-    assert here.made(3) == 2
+    ahead.record(3, b"two")
+    behind.adopt(3, ahead.results(3))
+    assert behind.replay(3) == b"two"
+    assert behind.replay(3) is None
+    assert behind.next_call(3) == 2
 
 
 def test_results_belong_to_their_step() -> None:
-    """After the next commit nothing is left of them; nor is it after a step was lost and is taken again."""
+    """The results are gone after the next commit, and after a step was lost and is repeated."""
     log = CollectiveLog()
     log.record(3, b"one")
     assert log.replay(3) == b"one"
-    assert (log.results(4), log.made(4), log.replay(4)) == ((), 0, None)
+    assert (log.results(4), log.next_call(4), log.replay(4)) == ((), 0, None)
     log.close(2)
-    assert (log.results(3), log.made(3)) == ((), 0)
+    assert (log.results(3), log.next_call(3)) == ((), 0)
 
 
 def test_another_result_of_the_same_call_is_refused() -> None:
-    """A rank that was left out, and comes back, may have a result that the others do not know."""
+    """A rank that was left out, and comes back, may have a result that the others do not have."""
     log = CollectiveLog()
     log.record(3, b"one")
     with pytest.raises(ResultsDiffer, match="step 3"):
@@ -207,7 +221,7 @@ def test_another_result_of_the_same_call_is_refused() -> None:
 
 
 def test_results_are_small() -> None:
-    """All ranks refuse what is too much for a log, as all of them record the same."""
+    """All ranks refuse a result that is too large for a log, because all of them record it."""
     log = CollectiveLog()
     log.record(3, bytes(RESULTS_BYTES_MAX // 2))
     with pytest.raises(BadInput, match="reduce a metric"):
@@ -216,7 +230,7 @@ def test_results_are_small() -> None:
 
 
 def test_logs_of_other_results_have_other_digests() -> None:
-    """Members compare digests; only those whose log differs are given one."""
+    """Members compare digests; only a member with a different log receives a log."""
     digests = set()
     for results in ([], [b"a"], [b"b"], [b"a", b""], [b"a", b"b"], [b"ab"]):
         log = CollectiveLog()

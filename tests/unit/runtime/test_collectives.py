@@ -1,4 +1,4 @@
-"""Collectives of user code: what a call contributes, what comes of it, and what is refused."""
+"""Collectives of user code: the contributions of a call, its result, and refused calls."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from chaoskit.runtime.step.collectives import Call, combine, explain_missing_gro
 PARTS = torch.rand(64, generator=torch.Generator().manual_seed(0)) - 0.5
 
 
-def made(calls: list[Call], world: int | None = None) -> Any:
-    """What user code gets where the ranks make these calls, after every rank has read the same result."""
+def result_of(calls: list[Call], world: int | None = None) -> Any:
+    """Return the result of user code if the ranks make these calls, after every rank has read the
+    same result.
+    """
     world = len(calls) if world is None else world
     for rank, call in enumerate(calls):
         call.compute(rank, world)
@@ -31,23 +33,23 @@ def made(calls: list[Call], world: int | None = None) -> Any:
 
 
 def sum_of_shards(world: int, shards: int) -> Tensor:
-    """The sum over shards in a world of so many ranks."""
-    found = made(
+    """Return the sum over shards in a world of ``world`` ranks."""
+    total = result_of(
         [collectives.all_reduce(lambda shard: PARTS[shard], "sum", shards) for _ in range(world)]
     )
-    assert isinstance(found, Tensor)
-    return found
+    assert isinstance(total, Tensor)
+    return total
 
 
 @given(st.integers(1, 64), st.integers(1, 9))
 @settings(max_examples=examples(100), deadline=None)
 def test_a_sum_over_shards_has_the_same_bits_in_every_world(shards: int, world: int) -> None:
-    """Each shard is computed once, by whatever rank, and added in the canonical tree."""
+    """Each shard is computed once, by any rank, and added in the canonical tree."""
     assert torch.equal(sum_of_shards(world, shards), combine(list(PARTS[:shards]), "sum"))
 
 
 def test_the_order_of_the_sum_matters() -> None:
-    """Else the test above would hold for a sum in any order."""
+    """Another order gives other bits; otherwise the test above would hold for a sum in any order."""
     sums = [combine(list(parts), "sum") for parts in (PARTS, PARTS.roll(1))]
     assert not torch.equal(*sums)
 
@@ -63,9 +65,9 @@ def test_the_order_of_the_sum_matters() -> None:
     ],
 )
 def test_numbers_of_ranks(op: str, values: list[float], expected: float) -> None:
-    """Numbers of Python's come back as such."""
-    found = made([collectives.all_reduce(value, op, None) for value in values])
-    assert (found, type(found)) == (expected, type(expected))
+    """Python numbers come back as Python numbers."""
+    result = result_of([collectives.all_reduce(value, op, None) for value in values])
+    assert (result, type(result)) == (expected, type(expected))
 
 
 @pytest.mark.parametrize(
@@ -73,30 +75,30 @@ def test_numbers_of_ranks(op: str, values: list[float], expected: float) -> None
 )
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3)])
 def test_a_tensor_comes_back_as_it_was(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """Of one rank, bit for bit, and as a tensor of its own."""
+    """The tensor of a rank comes back bit for bit, as a new tensor."""
     sent = torch.arange(math.prod(shape)).to(dtype).reshape(shape)
-    found = made(
+    received = result_of(
         [
             collectives.broadcast(sent, 1),
             collectives.broadcast(sent.t() if sent.dim() == 2 else sent, 1),
         ]
     )
     expected = sent.t() if sent.dim() == 2 else sent
-    assert found.dtype == dtype
-    assert torch.equal(found, expected)
-    found += 1  # it can be written to
+    assert received.dtype == dtype
+    assert torch.equal(received, expected)
+    received += 1  # the tensor can be written to
 
 
 def test_a_mean_of_integers_is_a_mean() -> None:
-    found = made(
+    mean = result_of(
         [collectives.all_reduce(torch.tensor([value, 4]), "mean", None) for value in (1, 2)]
     )
-    assert torch.equal(found, torch.tensor([1.5, 4.0], dtype=torch.float64))
+    assert torch.equal(mean, torch.tensor([1.5, 4.0], dtype=torch.float64))
 
 
 def test_a_number_that_is_not_finite_is_a_result() -> None:
     assert math.isnan(
-        made(
+        result_of(
             [
                 collectives.all_reduce(math.nan, "max", None),
                 collectives.all_reduce(1.0, "max", None),
@@ -106,7 +108,7 @@ def test_a_number_that_is_not_finite_is_a_result() -> None:
 
 
 def test_only_the_source_calls_a_function() -> None:
-    """It may be expensive, or impossible elsewhere."""
+    """The function may be expensive, or impossible on other ranks."""
     called: list[int] = []
 
     def value(rank: int) -> float:
@@ -114,17 +116,18 @@ def test_only_the_source_calls_a_function() -> None:
         return 0.5
 
     assert (
-        made([collectives.broadcast(lambda rank=rank: value(rank), 1) for rank in range(3)]) == 0.5
+        result_of([collectives.broadcast(lambda rank=rank: value(rank), 1) for rank in range(3)])
+        == 0.5
     )
     assert called == [1]
 
 
 def test_a_barrier_has_no_result() -> None:
-    assert made([collectives.barrier() for _ in range(3)]) is None
+    assert result_of([collectives.barrier() for _ in range(3)]) is None
 
 
 def test_shards_of_a_lost_rank_are_computed_by_those_that_are_left() -> None:
-    """In the next world each rank computes what it owes there and has not computed yet."""
+    """Each rank computes its remaining shards in the next world."""
     computed: list[list[int]] = [[], [], []]
 
     def call(rank: int) -> Call:
@@ -135,16 +138,16 @@ def test_shards_of_a_lost_rank_are_computed_by_those_that_are_left() -> None:
         return collectives.all_reduce(value, "sum", 5)
 
     calls = [call(rank) for rank in range(3)]
-    for rank, one in enumerate(calls):
-        one.compute(rank, 3)
+    for rank, pending in enumerate(calls):
+        pending.compute(rank, 3)
     assert computed == [[0, 3], [1, 4], [2]]
-    assert made(calls[:2]) == 11111
+    assert result_of(calls[:2]) == 11111
     assert computed == [[0, 3, 2, 4], [1, 4, 3], [2]]
 
 
 @pytest.mark.parametrize(("shards", "world"), [(5, 2), (4, 2), (1, 3)])
 def test_ranks_of_a_sharded_model_call_a_function_equally_often(shards: int, world: int) -> None:
-    """The forward pass of a sharded model needs all ranks; a result that is over is dropped."""
+    """The forward pass of a sharded model needs all ranks; a superfluous result is dropped."""
     called = [0] * world
     for rank in range(world):
 
@@ -156,7 +159,7 @@ def test_ranks_of_a_sharded_model_call_a_function_equally_often(shards: int, wor
     assert called == [-(-shards // world)] * world
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -208,7 +211,7 @@ def test_arguments_that_make_no_sense_are_refused(call: Any, match: str) -> None
     [
         (
             collectives.barrier(),
-            r"rank 0 trainer.all_reduce\(op='sum'\).* rank 1 trainer.barrier\(\), its call 0",
+            r"rank 0 made trainer.all_reduce\(op='sum'\).* rank 1 made trainer.barrier\(\) as call 0",
         ),
         (collectives.all_reduce(1.0, "max", None), "op='max'"),
         (collectives.all_reduce(1, "sum", None), "one type and shape"),
@@ -216,7 +219,7 @@ def test_arguments_that_make_no_sense_are_refused(call: Any, match: str) -> None
     ],
 )
 def test_ranks_that_call_different_things_are_all_refused(other: Call, match: str) -> None:
-    """Every rank sees it, so no rank waits for one that has failed."""
+    """Every rank sees the mismatch, so no rank waits for a failed rank."""
     calls = [collectives.all_reduce(1.0, "sum", None), other]
     for rank, call in enumerate(calls):
         call.compute(rank, 2)
@@ -227,9 +230,9 @@ def test_ranks_that_call_different_things_are_all_refused(other: Call, match: st
 
 
 def test_ranks_that_have_made_other_calls_before_are_refused() -> None:
-    """One has left a call out: the same call is another one there."""
+    """A rank has left a call out, so the same call has another number there."""
     calls = [collectives.barrier(), collectives.barrier()]
-    with pytest.raises(BadInput, match="its call 1 since step 3"):
+    with pytest.raises(BadInput, match="as call 1 since step 3"):
         calls[0].conclude([call.row(3, rank, rank, 2) for rank, call in enumerate(calls)])
 
 
@@ -244,7 +247,7 @@ def test_a_rank_that_is_given_the_result_of_another_call_is_refused() -> None:
 
 
 def test_a_collective_without_a_group_says_what_to_call() -> None:
-    """torch's own words would send the user to init_process_group."""
+    """torch's own message would send the user to init_process_group."""
     with (
         pytest.raises(JobFailed, match=r"trainer\.all_reduce, trainer\.broadcast"),
         explain_missing_group(),

@@ -1,4 +1,6 @@
-"""What precedes the end of a step on one rank: a copy is waited for, and the lease of the node must not be over."""
+"""Conditions for the end of a step on a rank: its copy is complete, and the lease of the node is
+not over.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from torch.distributed.fsdp import fully_shard
 from chaoskit.config import RunConfig
 from chaoskit.job import resolve_job
 from chaoskit.journal import Journal, read_journals
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.process.progress_board import Board
 from chaoskit.runtime.group.regroup import Formation, Regrouper
 from chaoskit.runtime.group.rendezvous import GenerationSuperseded
-from chaoskit.runtime.integrity.guard import AuditResult
+from chaoskit.runtime.integrity.nonfinite_guard import AuditResult
 from chaoskit.runtime.integrity.piece_check import PieceCheck
 from chaoskit.runtime.state.copies import Copies
 from chaoskit.runtime.state.replica import Replica
@@ -42,8 +44,11 @@ LEASES_S = pytest.mark.parametrize(
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[WorkerContext]:
-    """Its regrouper knows of no membership: whoever has a lease is told next that the one of the step is over."""
-    journal, said = Journal(tmp_path, "node0.0"), list[Message]()
+    """Yield a worker with a regrouper that has no membership.
+
+    If it has a lease, it is told next that the membership of the step is over.
+    """
+    journal, sent = Journal(tmp_path, "node0.0"), list[Message]()
     unused: Any = None
     yield WorkerContext(
         "node0.0",
@@ -53,9 +58,9 @@ def worker(tmp_path: Path) -> Iterator[WorkerContext]:
         hooks=unused,
         regrouper=Regrouper("node0.0", journal, unused, unused, unused, unused),
         callbacks=unused,
-        send=said.append,
-        share=unused,
-        ready=unused,
+        send=sent.append,
+        serve_state=unused,
+        report_ready=unused,
         token="",
         host="",
         disk=tmp_path,
@@ -67,7 +72,7 @@ def worker(tmp_path: Path) -> Iterator[WorkerContext]:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
-    """Of this process alone, for a state that is sharded."""
+    """Run a process group of this process alone, for a sharded state."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/gloo", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -110,7 +115,10 @@ def test_of_a_piece(worker: WorkerContext, lease_s: float, outcome: type[Excepti
 def test_a_rank_that_waits_for_a_copy_is_not_to_blame(
     worker: WorkerContext, tmp_path: Path, answers: bool
 ) -> None:
-    """It may wait for as long as a phase of its own work may last. A keeper that never answers is written down."""
+    """The rank may wait for as long as a phase of its own work may last.
+
+    A keeper that never answers is recorded.
+    """
     model = nn.Linear(2, 1)
     state = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), None, shared=False)
     state.step = 1

@@ -1,4 +1,6 @@
-"""The decisions of a worker about generations: which it begins, with which step, and how long it waits for another."""
+"""The decisions of a worker about generations: which it begins, with which step, and how long it
+waits for another.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from chaoskit.runtime.group.generations import (
     may_appeal,
 )
 from chaoskit.runtime.step.restore import sources
-from chaoskit.wire.messages import Endpoint, Member, Plan, Snapshot
+from chaoskit.wire.messages import Endpoint, Member, OfferedSnapshot, Plan
 
 ME = "node0.0"
 NOWHERE = Endpoint("host", "", 0, 0, 0)
@@ -34,9 +36,9 @@ def plan(
     abort: bool = False,
     leaves: bool = False,
     world: int = 2,
-    restore: tuple[Snapshot, ...] = (),
+    restore: tuple[OfferedSnapshot, ...] = (),
 ) -> Plan:
-    """A plan with this worker as its first rank, or as one that is to leave."""
+    """Return a plan with this worker as its first rank, or as a leaver."""
     names = [f"node{number}.0" for number in range(leaves, world + leaves)]
     members = tuple(
         Member(rank, name, name.split(".")[0], NOWHERE, (rank,)) for rank, name in enumerate(names)
@@ -44,9 +46,9 @@ def plan(
     return Plan(generation, members, abort=abort, restore=restore, leavers=(ME,) if leaves else ())
 
 
-def copy_of(step: int) -> Snapshot:
-    """A sealed copy in the memory of another node."""
-    return Snapshot("node9", "node9.0", step, 1, 1, "00", NOWHERE)
+def copy_of(step: int) -> OfferedSnapshot:
+    """Return a sealed copy in the memory of another node."""
+    return OfferedSnapshot("node9", "node9.0", step, 1, 1, "00", NOWHERE)
 
 
 def course() -> GenerationCourse[Generation]:
@@ -59,20 +61,22 @@ def begun(change: GenerationChange[Generation] | None) -> Generation:
 
 
 def with_standings(
-    standings: Sequence[tuple[int, bool]], restore: tuple[Snapshot, ...] = ()
+    standings: Sequence[tuple[int, bool]], restore: tuple[OfferedSnapshot, ...] = ()
 ) -> Generation:
-    """A generation whose members have said this, of step and end."""
-    made = plan(3, world=len(standings), restore=restore)
-    generation = Generation(made, made.members[0])
+    """Return a generation with members that have reported these steps and ends."""
+    its_plan = plan(3, world=len(standings), restore=restore)
+    generation = Generation(its_plan, its_plan.members[0])
     generation.learn([MemberProgress(-1, step, done).encode() for step, done in standings])
     return generation
 
 
-# -- which generation ---------------------------------------------------------------------------------------------
+# -- which generation ------------------------------------------------------------------------------
 
 
 def test_the_first_plan_is_begun_at_once() -> None:
-    """The first plan is begun at once, whether it aborts or not: there is no step whose end it could wait for."""
+    """The first plan is begun at once, whether it aborts or not: it need not await the end of any
+    step.
+    """
     change = course().offer(plan(1))
     assert change is not None
     assert (change.previous, change.takes_part, change.begun.me.rank) == (None, True, 0)
@@ -91,7 +95,9 @@ def test_a_plan_that_aborts_breaks_the_generation_before() -> None:
 
 
 def test_a_soft_plan_waits_until_all_ranks_vote_for_it() -> None:
-    """A plan that does not abort is voted for at once, and begun only when the lowest vote of all ranks names it."""
+    """A plan that does not abort is voted for at once, and begun only when the lowest vote of all
+    ranks names it.
+    """
     here = course()
     first = begun(here.offer(plan(1)))
     assert here.vote == 1
@@ -105,7 +111,7 @@ def test_a_soft_plan_waits_until_all_ranks_vote_for_it() -> None:
 
 
 def test_the_newest_soft_plan_takes_the_place_of_an_older_one() -> None:
-    """Of several waiting plans the newest counts, in whatever order they arrive."""
+    """The newest of several waiting plans counts, in any order of arrival."""
     here = course()
     here.offer(plan(1))
     for generation in (2, 4, 3):
@@ -116,7 +122,7 @@ def test_the_newest_soft_plan_takes_the_place_of_an_older_one() -> None:
 
 
 def test_a_soft_plan_is_begun_at_once_where_the_generation_is_broken() -> None:
-    """In a broken generation there is no step boundary: a plan that comes then waits for none."""
+    """A broken generation has no step boundary: a plan that comes then waits for none."""
     here = course()
     first = begun(here.offer(plan(1)))
     assert here.give_up(first) is None
@@ -125,7 +131,7 @@ def test_a_soft_plan_is_begun_at_once_where_the_generation_is_broken() -> None:
 
 
 def test_to_give_up_begins_the_plan_that_waits() -> None:
-    """Where a rank gives its generation up, the waiting plan is begun, and once only."""
+    """A rank that gives its generation up begins the waiting plan, and once only."""
     here = course()
     first = begun(here.offer(plan(1)))
     here.offer(plan(2))
@@ -134,7 +140,7 @@ def test_to_give_up_begins_the_plan_that_waits() -> None:
 
 
 def test_to_give_up_an_older_generation_leaves_the_newer_one_alone() -> None:
-    """What a rank says late of an older generation begins no plan that waits in the newer one."""
+    """A late report about an older generation begins no plan that waits in the newer one."""
     here = course()
     first = begun(here.offer(plan(1)))
     second = begun(here.offer(plan(2, abort=True)))
@@ -144,7 +150,9 @@ def test_to_give_up_an_older_generation_leaves_the_newer_one_alone() -> None:
 
 
 def test_a_worker_that_is_to_go_keeps_its_place_and_forms_no_group() -> None:
-    """A worker that leaves shows the place that it had, and comes back where a newer plan needs it again."""
+    """A worker that leaves reports its former place, and comes back if a newer plan needs
+    it again.
+    """
     here = course()
     here.offer(plan(1))
     change = here.offer(plan(2, abort=True, leaves=True))
@@ -159,23 +167,26 @@ def test_a_worker_that_is_to_go_keeps_its_place_and_forms_no_group() -> None:
 
 
 def test_a_worker_departs_with_a_plan_that_waits_for_its_step_boundary() -> None:
-    """The members of that plan go on without it, and it may be told to end before it has come to the boundary."""
+    """The members of that plan go on without it; it may be told to end before it has come to the
+    boundary.
+    """
     here = course()
     here.offer(plan(1))
-    assert here.farewell is None
+    assert here.departure is None
     here.offer(plan(2, leaves=True))
     assert here.departing is None
-    assert here.farewell == plan(2, leaves=True)
+    assert here.departure == plan(2, leaves=True)
     here.offer(plan(3))
-    assert here.farewell is None
+    assert here.departure is None
 
 
 @given(st.data())
 @settings(max_examples=examples(200), deadline=None)
 def test_generations_only_grow_and_one_at_most_is_not_over(data: st.DataObject) -> None:
-    """Whatever plans come in whatever order: generations only grow, and only the newest is not over.
+    """Generations only grow, and only the newest is not over, for any plans in any order.
 
-    The vote never names an older plan than the current one, and a plan that waits is in time never forgotten.
+    The vote never names an older plan than the current one, and a plan that waits is in time never
+    forgotten.
     """
     here, lived = course(), list[Generation]()
     newest = 0
@@ -198,7 +209,7 @@ def test_generations_only_grow_and_one_at_most_is_not_over(data: st.DataObject) 
             assert before is None or change.begun.plan.generation > before.plan.generation
             lived.append(change.begun)
         assert here.current is (lived[-1] if lived else None)
-        assert all(here.is_over(one) for one in lived[:-1])
+        assert all(here.is_over(generation_before) for generation_before in lived[:-1])
         assert lived[-1:] == [] or lived[-1].plan.generation <= here.vote <= newest
     if lived:
         here.give_up(lived[-1])
@@ -206,11 +217,13 @@ def test_generations_only_grow_and_one_at_most_is_not_over(data: st.DataObject) 
         assert here.current.plan.generation == here.vote, "nothing waits any more"
 
 
-# -- the step that others are told --------------------------------------------------------------------------------
+# -- the step that others are told -----------------------------------------------------------------
 
 
 def test_no_generation_is_told_of_a_step_that_is_changing() -> None:
-    """While the step changes nothing is reported of it; the generation that was begun meanwhile hears the new one."""
+    """While the step changes, no step is reported; a generation that was begun meanwhile receives
+    the new step.
+    """
     here = course()
     first = begun(here.offer(plan(1)))
     assert here.begin_step_change(first)
@@ -223,7 +236,9 @@ def test_no_generation_is_told_of_a_step_that_is_changing() -> None:
 
 
 def test_the_step_does_not_change_after_it_was_reported() -> None:
-    """A rank that may have told a newer generation of its step commits nothing in the older one."""
+    """A rank that may have reported its step to a newer generation commits no step in the older
+    one.
+    """
     here = course()
     first = begun(here.offer(plan(1)))
     second = begun(here.offer(plan(2, abort=True)))
@@ -233,7 +248,9 @@ def test_the_step_does_not_change_after_it_was_reported() -> None:
 
 
 def test_a_generation_that_broke_is_told_nothing() -> None:
-    """A generation that broke is told nothing, and what would tell it does not wait for the step to stand."""
+    """A broken generation receives no report, and a report to it does not wait for the step to
+    stand.
+    """
     here = course()
     first = begun(here.offer(plan(1)))
     assert here.begin_step_change(first)
@@ -242,7 +259,7 @@ def test_a_generation_that_broke_is_told_nothing() -> None:
     assert here.progress_for(first) is None
 
 
-# -- what a rank does first ---------------------------------------------------------------------------------------
+# -- what a rank does first ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -263,7 +280,9 @@ def test_a_generation_that_broke_is_told_nothing() -> None:
 def test_first_move(
     standings: list[tuple[int, bool]], copies: list[int], step: int, move: FirstMove
 ) -> None:
-    """A rank heals while a member or a copy is ahead of it, and ends where one that has its step is at the end."""
+    """A rank heals while a member or a copy is ahead of it, and ends if a member with its step is
+    at the end.
+    """
     assert with_standings(standings, tuple(map(copy_of, copies))).first_move(step) is move
 
 
@@ -272,7 +291,9 @@ def test_first_move(
     st.lists(st.integers(1, 6), max_size=3),
 )
 def test_all_members_come_to_one_step(standings: list[tuple[int, bool]], copies: list[int]) -> None:
-    """All ranks of a generation name one step, every source has it, and with it all do the same."""
+    """All ranks of a generation name the same step, every source has it, and with it all make the
+    same move.
+    """
     generation = with_standings(standings, tuple(map(copy_of, copies)))
     goal = generation.goal_step
     assert goal == max([step for step, _ in standings] + copies)
@@ -283,25 +304,28 @@ def test_all_members_come_to_one_step(standings: list[tuple[int, bool]], copies:
     for step, _ in standings:
         assert (generation.first_move(step) is FirstMove.HEAL) == (step < goal)
     if goal >= 0:
-        found = sources(generation)
-        assert {one.snapshot.step if one.snapshot else standings[one.rank][0] for one in found} == {
-            goal
-        }
+        offers = sources(generation)
+        assert {
+            source.snapshot.step if source.snapshot else standings[source.rank][0]
+            for source in offers
+        } == {goal}
 
 
 @given(st.integers(0, 2**40), st.integers(-1, 2**60), st.booleans())
 def test_a_standing_survives_its_encoding(rank: int, step: int, done: bool) -> None:
-    """What a member says of itself is what the others read."""
+    """The other members read exactly the standing that a member reports."""
     assert MemberProgress.decode(rank, MemberProgress(rank, step, done).encode()) == MemberProgress(
         rank, step, done
     )
 
 
-# -- limits -------------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 
 
 def test_healing_waits_for_any_time_in_a_broken_generation_only() -> None:
-    """A rank without a source waits for a plan for a while; for any time where the generation broke under it."""
+    """A rank without a source waits for a plan for a limited time; without limit if the generation
+    broke under it.
+    """
     generation = with_standings([(0, False), (1, False)])
     assert healing_limit_s(generation)
     generation.broken = True
@@ -317,9 +341,11 @@ def test_a_rank_with_a_state_asks_for_another_plan_before_it_gives_up() -> None:
 
 
 def test_an_entry_that_failed_waits_longer_than_a_replacement_takes_to_start() -> None:
-    """A failed entry waits until a replacement can have started; for any time where its end is explained."""
+    """A failed entry waits until a replacement can have started; without limit if its end is
+    explained.
+    """
     config = RunConfig(job=JobSpec("job.py", sharded=True), replacement_s=3.0, startup_s=20.0)
-    limit_s = entry_limit_s(explained=False, config=config)
+    limit_s = entry_limit_s(is_explained=False, config=config)
     assert limit_s is not None
     assert limit_s > 20.0
-    assert entry_limit_s(explained=True, config=config) is None
+    assert entry_limit_s(is_explained=True, config=config) is None

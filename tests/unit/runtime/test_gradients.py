@@ -17,19 +17,21 @@ def layout(buckets: int = 1) -> FlatLayout:
 
 
 def gradients(shard: int, step: int = 0) -> list[torch.Tensor | None]:
-    """Numbers of very different sizes; shard 2 does not use a parameter, and shard 3 has a zero of either sign."""
+    """Return numbers of very different sizes; shard 2 does not use a parameter, and shard 3 has a
+    zero of either sign.
+    """
     noise = np.random.default_rng([shard, step])
-    found: list[torch.Tensor | None] = [
+    gradients_of_shard: list[torch.Tensor | None] = [
         torch.tensor(
             noise.standard_normal(shape) * 10.0 ** noise.integers(-4, 4, shape), dtype=torch.float32
         )
         for shape in SHAPES
     ]
     if shard == 2:
-        found[5] = None
+        gradients_of_shard[5] = None
     if shard == 3:
-        found[5] = torch.full(SHAPES[5], -0.0)
-    return found
+        gradients_of_shard[5] = torch.full(SHAPES[5], -0.0)
+    return gradients_of_shard
 
 
 def add_one_bucket(local: LocalGradients, shard: int, bucket: int) -> None:
@@ -40,7 +42,9 @@ def add_one_bucket(local: LocalGradients, shard: int, bucket: int) -> None:
 
 
 def flat_sum(nodes: list[list[int]]) -> bytes:
-    """The sum over shards, grouped as in ``nodes``: left to right in each group, then over the groups."""
+    """Return the sum over shards, grouped as in ``nodes``: left to right in each group, then over
+    the groups.
+    """
     groups = []
     for shards in nodes:
         values = [LocalGradients(layout(), 8, buffers=1) for _ in shards]
@@ -55,16 +59,16 @@ def flat_sum(nodes: list[list[int]]) -> bytes:
 
 
 def test_layout_is_the_same_whatever_the_buckets() -> None:
-    one, three = layout(1), layout(3)
+    single, three = layout(1), layout(3)
     assert [len(bucket.parameters) for bucket in three.buckets] == [3, 3, 1]
     assert [number for bucket in three.buckets for number in bucket.parameters] == list(
         range(len(SHAPES))
     )[::-1]
     assert [bucket.stop for bucket in three.buckets] == [
         bucket.start for bucket in three.buckets[1:]
-    ] + [one.numel]
-    flat = torch.arange(one.numel, dtype=torch.float32)
-    for left, right in zip(one.views(flat), three.views(flat), strict=True):
+    ] + [single.numel]
+    flat = torch.arange(single.numel, dtype=torch.float32)
+    for left, right in zip(single.views(flat), three.views(flat), strict=True):
         assert torch.equal(left, right)
     assert len(layout(99).buckets) <= len(SHAPES)
 
@@ -115,4 +119,4 @@ def test_steps_reuse_their_buffers() -> None:
             local.add(shard, gradients(shard, step=step))
         places.append(local.sums(0)[Subtree(0, 8)].data_ptr())
     assert len(set(places)) <= 3
-    assert len(local._free) == 2
+    assert len(local._free_sums) == 2

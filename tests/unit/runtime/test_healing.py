@@ -1,4 +1,4 @@
-"""A rank that no source has given the newer state does not give up the state that it has."""
+"""A rank without a source of the newer state: it does not give up the state that it has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from chaoskit.config import RunConfig
 from chaoskit.job import resolve_job
 from chaoskit.journal import Journal, read_journals
-from chaoskit.process.heartbeat_page import Board
+from chaoskit.process.progress_board import Board
 from chaoskit.runtime.group.generations import MemberProgress
 from chaoskit.runtime.group.process_group import Group
 from chaoskit.runtime.group.regroup import Regrouper
@@ -33,7 +33,9 @@ NOWHERE = Endpoint("", "", 0, 0, -1)
 
 
 class Rendezvous:
-    """The store of a coordinator at which rank 1 says that it has one step, and then is lost."""
+    """The coordinator's store, in which rank 1 reports that it has committed a step, and then is
+    lost.
+    """
 
     def exchange(self, generation: int, name: str, rank: int, value: bytes) -> tuple[bytes, ...]:
         return (value, MemberProgress(1, 1, False).encode()) if generation == 1 else (value,)
@@ -46,7 +48,7 @@ class Rendezvous:
 
 
 def train(trainer: ReplicatedTrainer, raised: list[BaseException]) -> None:
-    """The job: one step, after the rehearsal."""
+    """Train a step of the job, after the rehearsal."""
     data = TensorDataset(torch.ones(4, 2), torch.ones(4, 1))
     model = nn.Linear(2, 1)
     trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
@@ -61,18 +63,19 @@ def train(trainer: ReplicatedTrainer, raised: list[BaseException]) -> None:
 
 
 def test_a_rank_that_cannot_be_healed_keeps_its_state_for_the_next_plan(tmp_path: Path) -> None:
-    """The only member that has the newer state is lost, and no plan follows for long: the rank waits, and trains on.
+    """The only member that has the newer state is lost, and no plan follows for long: the rank
+    waits, and trains on.
 
-    It was raised before that the state could not be read. That ended the rank, and with it the last state there was.
+    An error at this point would end the rank, and with it the last state.
     """
-    said: list[Message] = []
+    sent: list[Message] = []
     raised: list[BaseException] = []
     ended = threading.Event()
     journal, board = Journal(tmp_path, "node0.0"), Board.create()
 
     def build(rendezvous: Any, plan: Plan, me: Member) -> Group:
         if len(plan.members) > 1:
-            ended.wait()  # rank 1 does not come to its group any more
+            ended.wait()  # rank 1 does not join its group any more
         return Group(HashStore(), 0, 1, torch.device("cpu"), address=HOST, timeout_s=LIMIT_S)
 
     regrouper = Regrouper(
@@ -91,22 +94,22 @@ def test_a_rank_that_cannot_be_healed_keeps_its_state_for_the_next_plan(tmp_path
         hooks=Hooks("node0.0", None, board, journal),
         regrouper=regrouper,
         callbacks=Callbacks(journal, board),
-        send=said.append,
-        share=lambda replica: NOWHERE,
-        ready=lambda endpoint: None,
+        send=sent.append,
+        serve_state=lambda replica: NOWHERE,
+        report_ready=lambda endpoint: None,
         token="",
         host=HOST,
         disk=tmp_path,
     )
     trainer = ReplicatedTrainer(worker)
     me = Member(0, "node0.0", "node0", NOWHERE, (0,))
-    with refusing() as held:  # of a rank that has ended
+    with refusing() as held:  # the address of a rank that has ended
         endpoint = Endpoint("another host", HOST, held.getsockname()[1], 0, -1)
         regrouper.offer(Plan(1, (me, Member(1, "node1.0", "node1", endpoint, ())), abort=True))
         thread = threading.Thread(target=train, args=(trainer, raised), daemon=True)
         thread.start()
         wait_until(
-            lambda: raised or any(isinstance(one, GroupBroken) for one in said),
+            lambda: raised or any(isinstance(message, GroupBroken) for message in sent),
             "the rank to give up",
         )
     assert not raised
@@ -121,7 +124,9 @@ def test_a_rank_that_cannot_be_healed_keeps_its_state_for_the_next_plan(tmp_path
 
 
 def test_a_rank_that_is_told_to_go_before_its_step_boundary_has_left(tmp_path: Path) -> None:
-    """The members of the next world need not wait for it to begin that world: its agent may hear of it first."""
+    """The members of the next world need not wait for it to begin that world: its agent may receive
+    the order first.
+    """
     journal, ended = Journal(tmp_path, "node0.0"), threading.Event()
 
     def build(rendezvous: Any, plan: Plan, me: Member) -> Group:
@@ -141,23 +146,25 @@ def test_a_rank_that_is_told_to_go_before_its_step_boundary_has_left(tmp_path: P
     )
     regrouper.offer(Plan(1, (me, other), abort=True))
     regrouper.offer(Plan(2, (other,), abort=False, leavers=("node0.0",)))
-    regrouper.note_left()  # it may be a member again before it comes to the boundary
+    regrouper.note_left()  # the rank may be a member again before it comes to the boundary
     assert list(read_journals(tmp_path)) == []
     for _ in range(2):
-        regrouper.note_left(told=True)
-    (left,) = read_journals(tmp_path)
-    assert (left.event, left["generation"], left["rank"]) == (Event.LEFT, 2, 0)
+        regrouper.note_left(ordered=True)
+    (record,) = read_journals(tmp_path)
+    assert (record.event, record["generation"], record["rank"]) == (Event.LEFT, 2, 0)
     ended.set()
     journal.close()
 
 
 def test_a_group_that_is_built_too_late_is_closed(tmp_path: Path) -> None:
-    """Another plan came while it was built: no step will use it, and its sockets must not stay."""
+    """Another plan came while the group was built: no step will use the group, and its sockets must
+    be closed.
+    """
     journal, closed = Journal(tmp_path, "node0.0"), threading.Event()
     me = Member(0, "node0.0", "node0", NOWHERE, (0,))
 
     class Noting(Group):
-        """Tells when it is closed."""
+        """A group that records its end."""
 
         def close(self) -> None:
             super().close()
@@ -184,7 +191,9 @@ def test_a_group_that_is_built_too_late_is_closed(tmp_path: Path) -> None:
 
 
 def test_a_group_that_cannot_be_built_is_reported_whatever_the_reason(tmp_path: Path) -> None:
-    """Else the worker would be ended two seconds later, as one that does not follow the plan."""
+    """The report comes for every error; the worker would otherwise be ended two seconds later for
+    not following the plan.
+    """
     journal, failed = Journal(tmp_path, "node0.0"), list[tuple[int, str]]()
     me = Member(0, "node0.0", "node0", NOWHERE, (0,))
 

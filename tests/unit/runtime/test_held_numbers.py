@@ -1,4 +1,6 @@
-"""Numbers of optimizers and schedulers are taken for unchanged only while every object that holds one is the same."""
+"""Numbers of optimizers and schedulers count as unchanged only while every object that holds one is
+the same.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def halved(step: int) -> float:
 
 
 class Bench:
-    """An optimizer with a scheduler, and what was held when all was remembered."""
+    """An optimizer with a scheduler, and the objects that held its numbers when they were
+    remembered.
+    """
 
     def __init__(
         self, scheduler: Callable[[Any], Any] | None = lambda optimizer: LambdaLR(optimizer, halved)
@@ -120,7 +124,7 @@ def test_a_change_of_a_dict_that_a_scheduler_keeps_is_seen() -> None:
 
 
 class StatefulScheduler(LRScheduler):
-    """A scheduler whose state is not among its attributes."""
+    """A scheduler that keeps its state outside its attributes."""
 
     elsewhere: list[float] = []  # noqa: RUF012
 
@@ -132,7 +136,7 @@ class StatefulScheduler(LRScheduler):
 
 
 class Schedule:
-    """A callable with numbers of its own."""
+    """A callable with its own numbers."""
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -142,7 +146,7 @@ class Schedule:
 
 
 class Wrapper:
-    """A scheduler around another one, which only its instances can be asked for a state."""
+    """A scheduler around another one; only its instances have a ``state_dict``."""
 
     def __init__(self, optimizer: Any) -> None:
         self.inner = LambdaLR(optimizer, halved)

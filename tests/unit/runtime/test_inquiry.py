@@ -1,4 +1,4 @@
-"""What a rank that cannot read everybody's news says about the others."""
+"""Accusations by a rank that cannot read the news of all others."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from chaoskit.config import RunConfig
 from chaoskit.job import resolve_job
 from chaoskit.journal import Journal, read_journals
 from chaoskit.runtime.group.regroup import Formation
-from chaoskit.runtime.integrity.guard import NonFiniteGuard
-from chaoskit.runtime.integrity.rank_seal import Integrity
-from chaoskit.runtime.integrity.voting import Seal
+from chaoskit.runtime.integrity.nonfinite_guard import NonFiniteGuard
+from chaoskit.runtime.integrity.rank_checks import RankChecks
+from chaoskit.runtime.integrity.voting import RankSeal
 from chaoskit.runtime.reduction.choice import CorruptSegment
 from chaoskit.runtime.state.replica import Replica
 from chaoskit.runtime.state.script_writes import ScriptWrites
@@ -31,8 +31,8 @@ WORLD, ME = 4, 3
     ("complaints", "unread", "accused"),
     [
         ([2, 2, -1, -1], (), ["w2"]),
-        ([2, -1, -1, -1], (), ["w0"]),  # everybody else reads rank 2 well
-        ([2, 2, -1, -1], (1,), []),  # rank 0 seems to be alone
+        ([2, -1, -1, -1], (), ["w0"]),  # all other ranks read rank 2 well
+        ([2, 2, -1, -1], (1,), []),  # rank 0 seems to be the only one
         ([2, -1, -1, -1], (1,), []),
         ([2, 2, -1, 2], (1,), ["w2"]),
     ],
@@ -40,21 +40,23 @@ WORLD, ME = 4, 3
 def test_who_cannot_read_all_complaints_accuses_only_whom_two_name(
     tmp_path: Path, complaints: list[int], unread: tuple[int, ...], accused: list[str]
 ) -> None:
-    """The complaint of a rank whose news arrive damaged is not known: that is not the same as none."""
-    said: list[Message] = []
+    """The complaint of a rank is unknown if its news arrive damaged; this differs from no
+    complaint.
+    """
+    sent: list[Message] = []
     config, journal = RunConfig(job=resolve_job("gpt")), Journal(tmp_path, "w3")
-    nothing: Any = _Unused()
+    unused: Any = _Unused()
     context = WorkerContext(
         f"w{ME}",
         config,
         journal,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        said.append,
-        nothing,
-        nothing,
+        unused,
+        unused,
+        unused,
+        unused,
+        sent.append,
+        unused,
+        unused,
         token="",
         host="",
         disk=tmp_path,
@@ -62,20 +64,22 @@ def test_who_cannot_read_all_complaints_accuses_only_whom_two_name(
     model = nn.Linear(2, 1)
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), None, shared=False)
     inquiry = Inquiry(
-        context, replica, NonFiniteGuard(config), Integrity(replica, config, ScriptWrites())
+        context, replica, NonFiniteGuard(config), RankChecks(replica, config, ScriptWrites())
     )
     endpoint = Endpoint("", "", 0, 0, -1)
     members = tuple(
         Member(rank, f"w{rank}", f"node{rank}", endpoint, (rank,)) for rank in range(WORLD)
     )
     seals = [
-        Seal() if rank in unread else Seal(complaint=1 + named)
+        RankSeal() if rank in unread else RankSeal(complaint=1 + named)
         for rank, named in enumerate(complaints)
     ]
     damaged = CorruptSegment(unread or (2,), torch.zeros(WORLD, 1, dtype=torch.float64), unread)
-    inquiry.received(Formation(Plan(1, members, abort=False), members[ME]), damaged, seals)
+    inquiry.note_corrupt_transfer(
+        Formation(Plan(1, members, abort=False), members[ME]), damaged, seals
+    )
     journal.close()
-    assert [message.accused for message in said if isinstance(message, Accuse)] == (
+    assert [message.accused for message in sent if isinstance(message, Accuse)] == (
         [tuple(accused)] if accused else []
     )
     assert [
@@ -84,7 +88,7 @@ def test_who_cannot_read_all_complaints_accuses_only_whom_two_name(
 
 
 class _Unused:
-    """A connection of the worker that nobody may ask for anything here."""
+    """A connection of the worker that must not be used here."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was asked for")

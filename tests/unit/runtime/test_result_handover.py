@@ -1,4 +1,6 @@
-"""Results of collectives that some members lack when a generation begins come from the one that has most."""
+"""Results of collectives that some members lack when a generation begins: they come from the member
+that has most.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from chaoskit.coordinator.membership.rendezvous import RendezvousBoard, Reply
+from chaoskit.coordinator.rendezvous import RendezvousBoard, RendezvousReply
 from chaoskit.journal import Journal
 from chaoskit.runtime.group.process_group import Group
 from chaoskit.runtime.group.regroup import Regrouper
@@ -26,18 +28,18 @@ class Store:
         self._board, self._changed = RendezvousBoard(), threading.Condition()
 
     def begin(self, generation: int, world: int) -> None:
-        self._tell(self._board.begin(generation, world))
+        self._send(self._board.begin(generation, world))
 
     def ask(self, client: StoreClient, request: Any) -> None:
         with self._changed:
-            self._tell(self._board.ask(client, request))
+            self._send(self._board.ask(client, request))
 
     def answer(self, client: StoreClient) -> Any:
         with self._changed:
             self._changed.wait_for(lambda: client.answers)
             return client.answers.pop()
 
-    def _tell(self, replies: Sequence[Reply]) -> None:
+    def _send(self, replies: Sequence[RendezvousReply]) -> None:
         with self._changed:
             for client, message in replies:
                 assert isinstance(client, StoreClient)
@@ -71,7 +73,10 @@ class StoreClient:
 
 
 def test_results_are_handed_over_when_a_generation_begins(tmp_path: Path) -> None:
-    """To a member that lacks them and to a joiner. Where all have the same nothing is sent."""
+    """Results go to a member that lacks them and to a joiner.
+
+    If all have the same results, none are sent.
+    """
     store, over = Store(), threading.Event()
 
     def build(rendezvous: Any, plan: Plan, me: Member) -> Group:

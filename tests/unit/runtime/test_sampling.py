@@ -1,4 +1,6 @@
-"""Samples and randomness are functions of seed, step and shard: dealt completely, the same for everybody."""
+"""Samples and randomness as functions of seed, step and shard: dealt completely, and equal for
+every reader.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ CPU = torch.device("cpu")
 
 @st.composite
 def samplers(draw: st.DrawFn) -> Sampler:
-    """Datasets of any size, dealt into batches that fit them."""
+    """Draw samplers over datasets of any size, dealt into batches that fit them."""
     shard_count = draw(st.integers(1, 8), label="shards")
     batch_size = shard_count * draw(st.integers(1, 5), label="a shard")
     size = draw(st.integers(batch_size, 3 * batch_size + 7), label="size")
@@ -40,7 +42,9 @@ def batch(sampler: Sampler, step: int) -> list[int]:
 @settings(max_examples=examples(150), deadline=None, database=None)
 @given(samplers(), st.integers(1, 4))
 def test_every_sample_comes_once_an_epoch(sampler: Sampler, epochs: int) -> None:
-    """In as many steps as the epochs take, no sample is left out or repeated, whether batches divide them or not."""
+    """No sample is left out or repeated in the steps of the epochs, whether batches divide them or
+    not.
+    """
     steps = -(-epochs * sampler.size // sampler.batch_size)
     dealt = [sample for step in range(steps) for sample in batch(sampler, step)]
     assert len(dealt) == steps * sampler.batch_size
@@ -57,7 +61,9 @@ def test_every_sample_comes_once_an_epoch(sampler: Sampler, epochs: int) -> None
 def test_a_shard_is_the_same_for_whoever_asks_in_whatever_order(
     sampler: Sampler, data: st.DataObject
 ) -> None:
-    """A rank that jumps between steps and shards gets what one gets that goes through them in order."""
+    """A rank that jumps between steps and shards gets the same samples as a rank that goes through
+    them in order.
+    """
     steps = range(-(-2 * sampler.size // sampler.batch_size))
     expected = {
         (step, shard): sampler.samples(step, shard)
@@ -73,7 +79,9 @@ def test_a_shard_is_the_same_for_whoever_asks_in_whatever_order(
 
 
 def test_epochs_and_seeds_shuffle_differently() -> None:
-    """Each epoch has an order of its own, and so has each seed; none is the order of the dataset."""
+    """Each epoch has an order of its own, and so has each seed; none is the order of the
+    dataset.
+    """
 
     def order(seed: int, epoch: int) -> tuple[int, ...]:
         sampler = Sampler(64, 16, 4, seed)
@@ -102,7 +110,7 @@ def test_a_batch_that_does_not_make_equal_shards_is_refused(batch_size: int) -> 
     assert (caught.value.field, caught.value.value) == ("batch_size", batch_size)
 
 
-# -- randomness ---------------------------------------------------------------------------------------------------
+# -- randomness ------------------------------------------------------------------------------------
 
 
 def drawn() -> tuple[float, float, float]:
@@ -138,7 +146,9 @@ def test_each_part_of_the_key_changes_all_generators() -> None:
     )
 )
 def test_different_keys_have_different_seeds(keys: list[tuple[int, ...]]) -> None:
-    """Neighbouring steps, swapped parts and numbers that only look alike when written together do not collide."""
+    """Neighbouring steps, swapped parts and numbers that only look alike when written together do
+    not collide.
+    """
     near = [(1, 23), (12, 3), (123,), (1, 2, 3), (3, 2, 1)]
     everything = {*keys, *near}
     seeds = {derive_seed(*key) for key in everything}
@@ -147,11 +157,11 @@ def test_different_keys_have_different_seeds(keys: list[tuple[int, ...]]) -> Non
 
 
 def test_seeds_are_the_same_in_every_process_and_version() -> None:
-    """The derivation is part of what a run is: a resumed one must draw the same."""
+    """The derivation is part of the run's format: a resumed run must draw the same numbers."""
     assert derive_seed(0, 0, 0) == int.from_bytes(bytes.fromhex("3f3e1c8e57a282fe"), "big") >> 1
 
 
-# -- batches ------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -160,7 +170,7 @@ class Pair(NamedTuple):
 
 
 class Samples(Dataset[Any]):
-    """Ten samples, each made by ``form``."""
+    """Dataset of ten samples, each made by ``form``."""
 
     def __init__(self, form: Any) -> None:
         self._form = form
@@ -173,7 +183,7 @@ class Samples(Dataset[Any]):
 
 
 def equal(first: Any, second: Any) -> bool:
-    """Same structure, same types, same values."""
+    """Return whether two samples have the same structure, types and values."""
     if type(first) is not type(second):
         return False
     if isinstance(first, torch.Tensor):
@@ -209,9 +219,9 @@ def test_samples_are_collated_as_by_a_data_loader(form: Any, expected: Any) -> N
     """Samples of every usual form become one batch, in the order asked for, of the same form."""
     dataset = Samples(form)
     loader = torch.utils.data.DataLoader(dataset, batch_sampler=[[7, 2]])
-    given_batch = fetch(dataset, [7, 2], CPU)
-    assert equal(given_batch, expected)
-    assert equal(given_batch, next(iter(loader)))
+    fetched = fetch(dataset, [7, 2], CPU)
+    assert equal(fetched, expected)
+    assert equal(fetched, next(iter(loader)))
 
 
 def test_a_dataset_that_gives_whole_batches_is_asked_once(tmp_path: Path) -> None:
@@ -233,7 +243,9 @@ def test_a_dataset_that_gives_whole_batches_is_asked_once(tmp_path: Path) -> Non
 
 
 def test_a_dataset_that_gives_several_samples_is_collated() -> None:
-    """``__getitems__`` that returns a list of samples, as ``Subset`` has it, gives the same batch as its parts."""
+    """``__getitems__`` that returns a list of samples, as ``Subset`` has it, gives the same batch
+    as its parts.
+    """
     whole = TensorDataset(torch.arange(20).view(10, 2), torch.arange(10))
     part = Subset(whole, [9, 8, 7, 6])
     assert equal(fetch(part, [0, 3], CPU), fetch(whole, [9, 6], CPU))
@@ -243,7 +255,7 @@ def test_a_dataset_that_gives_several_samples_is_collated() -> None:
 
 
 def test_every_tensor_of_a_batch_is_moved() -> None:
-    """Tensors at any depth go to the device; what is no tensor stays as it is."""
+    """Tensors at any depth go to the device; other values stay as they are."""
     meta = torch.device("meta")
     batch = fetch(Samples(lambda x, y: {"pair": Pair(x, [y]), "name": str(y)}), [1, 2], meta)
     assert batch["pair"].x.device == batch["pair"].y[0].device == meta

@@ -119,10 +119,10 @@ def test_a_run_that_goes_on_has_the_same_rates(
     scaling, step = history(name, changes, warmup_steps)
     again = BatchScaler(name, scaling.base, warmup_steps=warmup_steps, changes=scaling.changes)
     steps = range(step + warmup_steps + 2)
-    assert [again.at(one) for one in steps] == [scaling.at(one) for one in steps]
+    assert [again.at(number) for number in steps] == [scaling.at(number) for number in steps]
 
 
-# -- real optimizers ----------------------------------------------------------------------------------------------
+# -- real optimizers -------------------------------------------------------------------------------
 
 
 def parameter() -> torch.nn.Parameter:
@@ -143,10 +143,10 @@ def test_a_users_schedule_is_multiplied_and_stays_its_own() -> None:
     scaling.change(6, 256)
     for step in range(8):
         group = optimizer.param_groups[0]
-        own, saved = group["lr"], optimizer.state_dict()["param_groups"]
+        rate, saved = group["lr"], optimizer.state_dict()["param_groups"]
         with scaling.apply(optimizer, step):
             with scaling.apply(optimizer, step):
-                assert group["lr"] == own * (0.5 if 2 <= step < 6 else 1.0)
+                assert group["lr"] == rate * (0.5 if 2 <= step < 6 else 1.0)
             assert group["betas"] == (
                 (1 - 0.25 * (1 - 0.9), 1 - 0.25 * (1 - 0.95)) if 2 <= step < 6 else (0.9, 0.95)
             )
@@ -155,7 +155,7 @@ def test_a_users_schedule_is_multiplied_and_stays_its_own() -> None:
             weights.grad = torch.ones(3)
             optimizer.step()
         assert optimizer.state_dict()["param_groups"] == saved
-        assert own == twin.get_last_lr()[0]
+        assert rate == twin.get_last_lr()[0]
         schedule.step()
         twin.optimizer.step()
         twin.step()
@@ -164,16 +164,16 @@ def test_a_users_schedule_is_multiplied_and_stays_its_own() -> None:
 def test_a_failed_step_leaves_the_users_values() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=0.1, momentum=0.9)
     scaling = BatchScaler("linear", SGD, changes=[(0, 512)])
-    seen = []
+    rates_in_step = []
 
     def fail(*_: object) -> None:
-        seen.append(optimizer.param_groups[0]["lr"])
+        rates_in_step.append(optimizer.param_groups[0]["lr"])
         raise RuntimeError
 
     optimizer.register_step_pre_hook(fail)
     with pytest.raises(RuntimeError), scaling.apply(optimizer, 0):
         optimizer.step()
-    assert seen == [0.2]
+    assert rates_in_step == [0.2]
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
@@ -204,7 +204,7 @@ def test_the_same_bits_as_without_it_at_the_base() -> None:
     assert torch.equal(*results)
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -259,11 +259,13 @@ def test_optimizers_that_the_rule_does_not_cover(
     assert refused.value.field == field
 
 
-# -- the noise itself ---------------------------------------------------------------------------------------------
+# -- the noise itself ------------------------------------------------------------------------------
 
 
 def final_spread(values: Hyperparameters, steps: int, noise: float) -> tuple[float, float]:
-    """Mean and standard deviation of 4000 weights in a parabola after ``steps`` of Adam on noisy gradients."""
+    """Return mean and standard deviation of 4000 weights in a parabola after ``steps`` of Adam on
+    noisy gradients.
+    """
     assert values.betas is not None
     assert values.eps is not None
     (beta1, beta2), random = values.betas, np.random.default_rng(7)
@@ -285,11 +287,11 @@ def test_square_root_keeps_the_distribution_of_the_weights() -> None:
     for name, rate in (("square-root", 2.0), ("linear", 4.0), ("none", 1.0)):
         rest = RULES["square-root"].adjust(base, 4.0) if name == "square-root" else base
         four = Hyperparameters(lr=base.lr * rate, batch=4, betas=rest.betas, eps=rest.eps)
-        found = final_spread(
+        spread = final_spread(
             four, steps // 4, noise / 2
         )  # as many samples, of half the noise each step
         distances[name] = (
-            abs(found[1] / reference[1] - 1) + abs(found[0] - reference[0]) / reference[1]
+            abs(spread[1] / reference[1] - 1) + abs(spread[0] - reference[0]) / reference[1]
         )
     assert distances["square-root"] < 0.1
     assert min(distances["linear"], distances["none"]) > 0.25

@@ -1,4 +1,6 @@
-"""The slices of the state that ranks compare: ranges of the arena where all arenas are laid out alike."""
+"""The slices of the state that ranks compare: ranges of the arena where all arenas are laid out
+alike.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from torch import nn
 
 from chaoskit.config import RunConfig
 from chaoskit.job import JobSpec
-from chaoskit.runtime.integrity.rank_seal import Integrity
+from chaoskit.runtime.integrity.rank_checks import RankChecks
 from chaoskit.runtime.integrity.slices import ArenaSlices
-from chaoskit.runtime.integrity.voting import Seal, Suspicion, examine
+from chaoskit.runtime.integrity.voting import RankSeal, SuspectRanks, examine
 from chaoskit.runtime.state.replica import Replica
 from chaoskit.runtime.state.script_writes import ScriptWrites
 from chaoskit.wire.messages import Endpoint, Member, Plan
@@ -27,15 +29,19 @@ PLAN = Plan(
 
 
 def replica(*, aside: bool = False) -> Replica:
-    """A replica that has trained one step. ``aside``: its optimizer's tensors lie behind something else."""
+    """Return a replica that has trained one step.
+
+    Args:
+        aside: place its optimizer's tensors behind another slot.
+    """
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(7, 33), nn.BatchNorm1d(33), nn.Linear(33, 5))
-    made = Replica(model, torch.optim.AdamW(model.parameters(), lr=0.1), None)
+    trained = Replica(model, torch.optim.AdamW(model.parameters(), lr=0.1), None)
     if aside:
-        assert made.arena is not None
-        made.arena.slot("something else", torch.float32, (10,))
-    train(made)
-    return made
+        assert trained.arena is not None
+        trained.arena.slot("something else", torch.float32, (10,))
+    train(trained)
+    return trained
 
 
 def train(replica: Replica) -> None:
@@ -45,31 +51,31 @@ def train(replica: Replica) -> None:
         replica.advance()
 
 
-def rank(replica: Replica) -> Integrity:
+def rank(replica: Replica) -> RankChecks:
     config = RunConfig(job=JobSpec("job.py"), nodes=WORLD, state_hash_steps=PARTS)
-    return Integrity(replica, config, ScriptWrites())
+    return RankChecks(replica, config, ScriptWrites())
 
 
-def share(ranks: list[Integrity]) -> Suspicion | None:
-    """One exchange of seals, and what all ranks conclude from it."""
+def share(ranks: list[RankChecks]) -> SuspectRanks | None:
+    """Exchange seals once, and return the conclusion of all ranks."""
     plan = msgspec.structs.replace(PLAN, members=PLAN.members[: len(ranks)])
-    seals = [one.seal(plan, number) for number, one in enumerate(ranks)]
-    found = [examine(one.comparable(seals)) for one in ranks]
-    assert found.count(found[0]) == len(found), "all conclude the same"
-    return found[0]
+    seals = [integrity.seal(plan, number) for number, integrity in enumerate(ranks)]
+    suspicions = [examine(integrity.comparable(seals)) for integrity in ranks]
+    assert suspicions.count(suspicions[0]) == len(suspicions), "all conclude the same"
+    return suspicions[0]
 
 
 def flip(replica: Replica) -> None:
-    """The last bit of the state."""
+    """Flip the last bit of the state."""
     (_, last) = list(replica.tensors())[-1]
     last.view(-1).view(torch.uint8)[-1] ^= 1
 
 
 def test_slices_cover_each_byte_of_each_tensor_once() -> None:
-    """And nothing between two tensors, which may differ from rank to rank."""
-    made = replica()
-    assert made.arena is not None
-    slices, data = ArenaSlices(made.arena, PARTS), made.arena.data()
+    """Gaps between two tensors, which may differ from rank to rank, are not covered."""
+    trained = replica()
+    assert trained.arena is not None
+    slices, data = ArenaSlices(trained.arena, PARTS), trained.arena.data()
     before = [slices.digest(part) for part in range(PARTS)]
     assert 0 not in before
     covered = 0
@@ -79,24 +85,26 @@ def test_slices_cover_each_byte_of_each_tensor_once() -> None:
         data[place] ^= 1
         assert len(changed) <= 1
         covered += len(changed)
-    assert covered == sum(tensor.numel() * tensor.element_size() for _, tensor in made.tensors())
+    assert covered == sum(tensor.numel() * tensor.element_size() for _, tensor in trained.tensors())
 
 
 def test_slices_follow_the_layout() -> None:
-    """A tensor that comes later is a part of them from then on."""
-    made = replica()
-    assert made.arena is not None
-    slices = ArenaSlices(made.arena, 1)
+    """A tensor that comes later is a part of the slices afterwards."""
+    trained = replica()
+    assert trained.arena is not None
+    slices = ArenaSlices(trained.arena, 1)
     layout, digest = slices.layout, slices.digest(0)
-    made.optimizers[0].state[made.parameters[0]]["more"] = torch.ones(3)
-    made.rehome()
+    trained.optimizers[0].state[trained.parameters[0]]["more"] = torch.ones(3)
+    trained.rehome()
     assert slices.layout not in (0, layout)
     assert slices.digest(0) != digest
 
 
 def test_arenas_that_are_laid_out_alike_have_the_same_slices() -> None:
     first, second = (
-        ArenaSlices(made.arena, PARTS) for made in (replica(), replica()) if made.arena is not None
+        ArenaSlices(trained.arena, PARTS)
+        for trained in (replica(), replica())
+        if trained.arena is not None
     )
     assert first.layout == second.layout
     assert [first.digest(part) for part in range(PARTS)] == [
@@ -106,16 +114,18 @@ def test_arenas_that_are_laid_out_alike_have_the_same_slices() -> None:
 
 @pytest.mark.parametrize("aside", [False, True])
 def test_equal_states_are_equal_however_they_are_laid_out(aside: bool) -> None:
-    """Until the layouts of a generation are known, and where they differ, tensors are compared one by one."""
+    """Tensors are compared one by one until the layouts of a generation are known, and while they
+    differ.
+    """
     replicas = [replica(), replica(), replica(aside=aside)]
-    ranks = [rank(one) for one in replicas]
+    ranks = [rank(trained) for trained in replicas]
     for step in range(3 * PARTS):
         if step == PARTS:
-            for one in ranks:
-                one.enter()
+            for member in ranks:
+                member.enter()
         assert share(ranks) is None
-        for one in replicas:
-            train(one)
+        for member in replicas:
+            train(member)
 
 
 @pytest.mark.parametrize("aside", [False, True])
@@ -123,61 +133,63 @@ def test_a_flipped_bit_convicts_its_rank_within_as_many_steps_as_there_are_slice
     aside: bool,
 ) -> None:
     replicas = [replica(), replica(), replica(aside=aside)]
-    ranks = [rank(one) for one in replicas]
+    ranks = [rank(trained) for trained in replicas]
     for _ in range(2):
         assert share(ranks) is None
-        for one in replicas:
-            train(one)
+        for trained in replicas:
+            train(trained)
     flip(replicas[1])
     for _ in range(PARTS):
         if (suspicion := share(ranks)) is not None:
             break
-        for one in replicas:
-            train(one)
+        for trained in replicas:
+            train(trained)
     assert suspicion is not None
     assert suspicion.ranks == (1,)
 
 
 def test_a_layout_that_changes_on_one_rank_accuses_none() -> None:
-    """The words of that step are not comparable; from the next one on tensors are compared one by one."""
+    """The words of that step are not comparable; afterwards tensors are compared one by one."""
     replicas = [replica() for _ in range(WORLD)]
-    ranks = [rank(one) for one in replicas]
+    ranks = [rank(trained) for trained in replicas]
     assert share(ranks) is None
     state = replicas[2].optimizers[0].state[replicas[2].parameters[0]]
     state["exp_avg"] = state["exp_avg"].reshape(-1)
     replicas[2].rehome()
     assert share(ranks) is None
-    seals = [one.seal(PLAN, number) for number, one in enumerate(ranks)]
+    seals = [integrity.seal(PLAN, number) for number, integrity in enumerate(ranks)]
     assert len({seal.layout for seal in seals}) == 2
     assert len({seal.state for seal in seals}) == 1
-    assert seals[0] != Seal()
+    assert seals[0] != RankSeal()
 
 
 @pytest.mark.parametrize("at_step", [3, 4, 11, 19])
 def test_of_two_ranks_the_one_with_a_flipped_bit_in_any_slice_convicts_itself(at_step: int) -> None:
-    """It remembers that the slice has changed between two commits until all compare it."""
+    """The rank remembers that the slice has changed between two commits until all compare it."""
     replicas = [replica(), replica()]
-    ranks = [rank(one) for one in replicas]
+    ranks = [rank(trained) for trained in replicas]
     for step in range(at_step + PARTS):
         if step == at_step:
             flip(replicas[1])
         if (suspicion := share(ranks)) is not None:
             break
-        for one, integrity in zip(replicas, ranks, strict=True):
-            train(one)
+        for trained, integrity in zip(replicas, ranks, strict=True):
+            train(trained)
             integrity.committed(0, 2)
     assert suspicion is not None
     assert suspicion.ranks == (1,)
 
 
 def test_a_script_that_changes_the_state_of_all_ranks_convicts_none() -> None:
-    """It does so between two commits, alike on all ranks: that a rank contradicts itself says nothing then."""
+    """The script changes the state between two commits, alike on all ranks: self-contradiction
+    proves nothing then.
+    """
     replicas = [replica(), replica()]
-    ranks = [rank(one) for one in replicas]
+    ranks = [rank(trained) for trained in replicas]
     for _ in range(2 * PARTS):
-        for one in replicas:
-            one.parameters[0].data.clamp_(-0.01, 0.01)
+        for trained in replicas:
+            trained.parameters[0].data.clamp_(-0.01, 0.01)
         assert share(ranks) is None
-        for one, integrity in zip(replicas, ranks, strict=True):
-            train(one)
+        for trained, integrity in zip(replicas, ranks, strict=True):
+            train(trained)
             integrity.committed(0, 2)

@@ -1,4 +1,6 @@
-"""The state of a replica: in shared memory without changing a bit of training, and copied whole or not at all."""
+"""The state of a replica: in shared memory without changing a bit of training, and copied whole or
+not at all.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,13 @@ def _one_thread() -> None:
     torch.set_num_threads(1)  # as in a rank: other numbers of threads add in another order
 
 
-# -- a small job with everything that is awkward --------------------------------------------------------------------
+# -- a small job with everything that is awkward ---------------------------------------------------
 
 
 class Small(nn.Module):
-    """Tied weights, frozen parameters, a scalar, an empty parameter, buffers of several types that training changes."""
+    """A model with tied weights, frozen parameters, a scalar, an empty parameter, and buffers that
+    training changes.
+    """
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -67,13 +71,13 @@ class Small(nn.Module):
         self.count: Tensor
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.norm(self.frozen(torch.relu(self.inner(self.embedding(tokens))))) * self.scale
-        logits: Tensor = self.head(x)
+        hidden = self.norm(self.frozen(torch.relu(self.inner(self.embedding(tokens))))) * self.scale
+        logits: Tensor = self.head(hidden)
         return logits
 
 
 class Restless(Optimizer):
-    """Momentum that replaces its state with new tensors at every step, and keeps a number beside it."""
+    """Momentum that replaces its state with new tensors at every step, and also keeps a number."""
 
     def __init__(self, groups: Any, lr: float) -> None:
         super().__init__(groups, {"lr": lr})
@@ -93,7 +97,9 @@ class Restless(Optimizer):
 
 
 class Nested(Optimizer):
-    """Keeps its last gradients in a list, and more in nested containers; counts on itself and beside the parameters."""
+    """Optimizer that keeps its last gradients in nested containers, and counts on itself and beside
+    the parameters.
+    """
 
     def __init__(self, groups: Any, lr: Any) -> None:
         super().__init__(groups, {"lr": lr})
@@ -152,13 +158,16 @@ def build(optimizer: str, scheduled: bool = True, seed: int = 0, width: int = 8)
     torch.manual_seed(seed)
     model = Small(width)
     decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    others = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
-    made = OPTIMIZERS[optimizer]([{"params": decayed}, {"params": others, "weight_decay": 0.0}])
-    rate = made.param_groups[1]["lr"]
-    made.param_groups[1]["lr"] = 3 * rate
-    # a scheduler that is restored computes with numbers where a fresh one would with tensors, to other last bits
+    not_decayed = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    built = OPTIMIZERS[optimizer](
+        [{"params": decayed}, {"params": not_decayed, "weight_decay": 0.0}]
+    )
+    rate = built.param_groups[1]["lr"]
+    built.param_groups[1]["lr"] = 3 * rate
+    # A restored scheduler computes with numbers where a fresh one would with tensors, to other last
+    # bits.
     scheduled = scheduled and not isinstance(rate, Tensor)
-    return model, made, LambdaLR(made, lambda step: 1 / (1 + step)) if scheduled else None
+    return model, built, LambdaLR(built, lambda step: 1 / (1 + step)) if scheduled else None
 
 
 def backward(model: Small, step: int) -> None:
@@ -167,7 +176,10 @@ def backward(model: Small, step: int) -> None:
 
 
 def advance(model: Small, optimizer: Optimizer, scheduler: Any) -> None:
-    """What happens in a commit. Buffers change here: the forward pass is no time for what all ranks must share."""
+    """Apply the changes of a commit.
+
+    Buffers change here: a forward pass must not change state that all ranks share.
+    """
     optimizer.step()
     model.seen += model.scale.detach().double() / 3
     model.count += 1
@@ -176,7 +188,7 @@ def advance(model: Small, optimizer: Optimizer, scheduler: Any) -> None:
 
 
 def train(replica: Replica, steps: int) -> None:
-    """Ordinary steps of a replica, each a function of its number."""
+    """Train ordinary steps of a replica, each a function of its number."""
     assert isinstance(replica.model, Small)
     for _ in range(steps):
         backward(replica.model, replica.step)
@@ -186,7 +198,7 @@ def train(replica: Replica, steps: int) -> None:
 
 
 def train_bare(objects: Objects, steps: range) -> None:
-    """The same steps, without a replica."""
+    """Train the same steps without a replica."""
     model, optimizer, _ = objects
     for step in steps:
         backward(model, step)
@@ -199,7 +211,7 @@ def rates(optimizer: Optimizer) -> list[float]:
 
 
 def everything(model: Small, optimizer: Optimizer, scheduler: Any) -> dict[str, Any]:
-    """All that training depends on, as plain values."""
+    """Return all values that training depends on, as plain values."""
 
     def bits(value: Any) -> Any:
         if isinstance(value, (Tensor, np.generic)):
@@ -241,13 +253,15 @@ def in_arena(replica: Replica) -> bool:
     return all(replica.arena.holds(tensor) for _, tensor in replica.tensors())
 
 
-# -- one replica ----------------------------------------------------------------------------------------------------
+# -- one replica -----------------------------------------------------------------------------------
 
 
 @optimizers
 @schedules
 def test_training_in_the_arena_gives_the_same_bits(optimizer: str, scheduled: bool) -> None:
-    """Moving the tensors keeps their values, and every later step is that of a twin that was not moved."""
+    """Moving the tensors keeps their values, and every later step equals that of a twin that was
+    not moved.
+    """
     twin = build(optimizer, scheduled)
     train_bare(twin, range(2))
     moved = build(optimizer, scheduled)
@@ -286,21 +300,21 @@ def test_a_step_is_published_in_one_piece() -> None:
 def test_readers_are_told_while_the_optimizer_writes() -> None:
     """The sequence number is odd during an update and even outside, and never the same twice."""
     replica = Replica(*build("SGD"))
-    seen = [replica.sequence]
+    numbers = [replica.sequence]
     for step in range(3):
         assert isinstance(replica.model, Small)
         backward(replica.model, step)
         with replica.update():
             assert replica.sequence % 2 == 1
             replica.optimizers[0].step()
-            seen.append(replica.sequence)
-        seen.append(replica.sequence)
-    assert [number % 2 for number in seen] == [0, 1, 0, 1, 0, 1, 0]
-    assert len(set(seen)) == len(seen)
+            numbers.append(replica.sequence)
+        numbers.append(replica.sequence)
+    assert [number % 2 for number in numbers] == [0, 1, 0, 1, 0, 1, 0]
+    assert len(set(numbers)) == len(numbers)
 
 
 def test_state_that_the_user_drops_is_not_shown_any_more() -> None:
-    """Momentum that is cleared, once and for all, is in no later copy."""
+    """Momentum that is cleared for good is in no later copy."""
     replica = Replica(*build("SGD, momentum"))
     train(replica, 2)
     for group in replica.optimizers[0].param_groups:
@@ -313,7 +327,9 @@ def test_state_that_the_user_drops_is_not_shown_any_more() -> None:
 
 
 def test_a_buffer_that_the_model_replaces_is_followed() -> None:
-    """``self.seen = self.seen + x`` makes a new tensor; the arena holds its value after the step all the same."""
+    """``self.seen = self.seen + x`` makes a new tensor; the arena holds its value after the step
+    nevertheless.
+    """
     replica = Replica(*build("SGD"))
     model = replica.model
     assert isinstance(model, Small)
@@ -326,7 +342,9 @@ def test_a_buffer_that_the_model_replaces_is_followed() -> None:
 
 
 def test_what_is_replaced_between_two_steps_is_followed() -> None:
-    """Also when all was in its place for many steps: a buffer, the memory of a weight, the optimizer's tensors."""
+    """A buffer, the memory of a weight, or the optimizer's tensors may be replaced after many steps
+    in place.
+    """
     replica = Replica(*build("AdamW"))
     model, optimizer = replica.model, replica.optimizers[0]
     assert isinstance(model, Small)
@@ -359,7 +377,9 @@ def test_what_is_replaced_between_two_steps_is_followed() -> None:
 @schedules
 @pytest.mark.parametrize("trained", [0, 3])
 def test_a_rehearsed_step_leaves_no_trace(optimizer: str, scheduled: bool, trained: int) -> None:
-    """Weights, optimizer state and its keys, rates and scheduler are bit for bit what they were, and train on so."""
+    """Weights, optimizer state and its keys, rates and scheduler are bit for bit unchanged, and
+    train on so.
+    """
     objects = build(optimizer, scheduled)
     replica, twin = Replica(*objects), Replica(*build(optimizer, scheduled))
     train(replica, trained)
@@ -385,7 +405,9 @@ def test_a_rehearsed_step_leaves_no_trace(optimizer: str, scheduled: bool, train
 
 
 def test_digests_see_every_bit_and_every_name() -> None:
-    """The least change of a weight, a buffer, an optimizer's tensor or its type changes the digest."""
+    """The least change of a weight, a buffer, an optimizer's tensor or its type changes the
+    digest.
+    """
     replica = Replica(*build("AdamW"))
     train(replica, 1)
     model, weights, state = replica.model, replica.weights_digest(), replica.state_digest()
@@ -412,7 +434,7 @@ def test_digests_see_every_bit_and_every_name() -> None:
         assert replica.weights_digest() != weights
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 def refused(field: str, remedy: str, *objects: Any) -> None:
@@ -422,7 +444,9 @@ def refused(field: str, remedy: str, *objects: Any) -> None:
 
 
 def test_models_that_cannot_be_elastic_are_refused() -> None:
-    """SyncBatchNorm's statistics depend on the world; a model must have something to train, of a known shape."""
+    """SyncBatchNorm's statistics depend on the world; a model must have something to train, of a
+    known shape.
+    """
     model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
     refused("model", "use BatchNorm", model, SGD(model.parameters(), 0.1), None)
     lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4))
@@ -440,7 +464,9 @@ def test_models_that_cannot_be_elastic_are_refused() -> None:
 
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
-    """An optimizer that was built from another model, or before the parameters were replaced, trains nothing."""
+    """An optimizer that was built from another model, or before the parameters were replaced,
+    trains nothing.
+    """
     model = nn.Linear(4, 4)
     refused(
         "optimizer",
@@ -456,7 +482,9 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
 
 
 def test_schedulers_that_need_more_than_a_step_are_refused() -> None:
-    """A metric differs by rank; a learning rate in a tensor is restored as a number, and computes other last bits."""
+    """A metric differs by rank; a learning rate in a tensor is restored as a number, and computes
+    other last bits.
+    """
     model = nn.Linear(4, 4)
     optimizer = SGD(model.parameters(), 0.1)
     refused("scheduler", "a schedule over steps", model, optimizer, ReduceLROnPlateau(optimizer))
@@ -465,7 +493,7 @@ def test_schedulers_that_need_more_than_a_step_are_refused() -> None:
 
 
 def test_a_step_of_the_optimizer_outside_a_commit_is_refused() -> None:
-    """A line left over from the script as it was would change the weights of one rank."""
+    """A line left over from the original script would change the weights of a single rank."""
     model = nn.Linear(4, 4)
     optimizer = SGD(model.parameters(), 0.1)
     replica = Replica(model, optimizer, None)
@@ -497,7 +525,7 @@ def test_state_that_is_no_tensor_or_number_is_refused() -> None:
 
 
 def test_a_state_that_outgrows_its_arena_is_refused() -> None:
-    """The arena has a limit, and says so before it writes beyond it."""
+    """The arena has a limit, and reports it before it writes beyond it."""
     arena = Arena(capacity_bytes=256)
     arena.slot("a", torch.float32, (32,))
     assert arena.slot("a", torch.float32, (32,)).offset == 0
@@ -538,7 +566,9 @@ def encoded(*slots: Slot) -> bytes:
     ],
 )
 def test_a_damaged_index_is_refused(index: bytes) -> None:
-    """An index that is cut off, of another form, of unknown types or beyond the data never reaches a tensor."""
+    """A truncated index, another form, unknown types or places beyond the data never reach a
+    tensor.
+    """
     assert decode_index(INDEX, 256) == SLOTS
     with pytest.raises(ChaoskitError):
         decode_index(index, 256)
@@ -547,7 +577,7 @@ def test_a_damaged_index_is_refused(index: bytes) -> None:
 @settings(max_examples=200, deadline=None, database=None)
 @given(st.integers(0, len(INDEX) - 1), st.integers(0, 255))
 def test_a_changed_byte_leads_to_an_index_or_a_refusal(place: int, value: int) -> None:
-    """Whatever is accepted lies within the data, so that a tensor can be made of it."""
+    """Every accepted index lies within the data, so that a tensor can be made of it."""
     index = bytearray(INDEX)
     index[place] = value
     try:
@@ -560,25 +590,25 @@ def test_a_changed_byte_leads_to_an_index_or_a_refusal(place: int, value: int) -
         assert arena.tensor(slot).shape == slot.shape
 
 
-# -- peers ------------------------------------------------------------------------------------------------------------
+# -- peers -----------------------------------------------------------------------------------------
 
 
 class Peer:
-    """Another process with a replica of its own, which does what it is told."""
+    """Another process with its own replica, which executes commands."""
 
     def __init__(self, optimizer: str, options: dict[str, Any]) -> None:
         (self._rank,) = ranks.start(1, serve, optimizer, options)
         self.pid = self._rank.pid
         self.endpoint = Endpoint(*self.ask("endpoint"))
 
-    def ask(self, what: str, value: Any = None) -> Any:
-        self.tell(what, value)
-        return self.hear()
+    def ask(self, act: str, value: Any = None) -> Any:
+        self.send(act, value)
+        return self.receive()
 
-    def tell(self, what: str, value: Any = None) -> None:
-        self._rank.send((what, value))
+    def send(self, act: str, value: Any = None) -> None:
+        self._rank.send((act, value))
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         return self._rank.receive()
 
     def stop(self) -> None:
@@ -594,7 +624,7 @@ class Peer:
 
 
 def serve(line: Line, optimizer: str, options: dict[str, Any]) -> None:
-    """Live as a peer."""
+    """Serve the commands of a test with a replica."""
     shared = options.pop("shared", True)
     replica = Replica(*build(optimizer, **options), shared=shared)
     arena_fd = -1 if replica.arena is None else replica.arena.fd
@@ -621,8 +651,8 @@ def serve(line: Line, optimizer: str, options: dict[str, Any]) -> None:
         "stop while writing": stop_while_writing,
     }
     while True:
-        what, value = line.receive()
-        line.send(acts[what](value))
+        act, value = line.receive()
+        line.send(acts[act](value))
 
 
 Start = Callable[..., Peer]
@@ -630,7 +660,7 @@ Start = Callable[..., Peer]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts peers, which end with the test."""
+    """Yield a function that starts peers, which end with the test."""
     peers: list[Peer] = []
 
     def run(optimizer: str = "AdamW", **options: Any) -> Peer:
@@ -638,8 +668,8 @@ def start() -> Iterator[Start]:
         return peers[-1]
 
     yield run
-    for one in peers:
-        one.end()
+    for peer in peers:
+        peer.end()
 
 
 def describe(replica: Replica) -> list[Any]:
@@ -663,32 +693,34 @@ ways = pytest.mark.parametrize(("transport", "way"), [("auto", "shared memory"),
 def test_a_pulled_state_is_the_peers_and_trains_on_like_it(
     start: Start, transport: str, way: str, optimizer: str, mine: int, theirs: int
 ) -> None:
-    """Weights, optimizer state, rates and step are the peer's, whatever was there before, and so is what follows."""
-    one = start(optimizer)
+    """The peer determines weights, optimizer state, rates and step, whatever was there before, and
+    all later steps.
+    """
+    peer = start(optimizer)
     replica = Replica(*build(optimizer, seed=7))
     train(replica, mine)
-    expected = one.ask("train", theirs)
+    expected = peer.ask("train", theirs)
     assert describe(replica) != expected
-    pulled = pull(replica, one.endpoint, TOKEN, transport)
+    pulled = pull(replica, peer.endpoint, TOKEN, transport)
     assert replica.arena is not None
     assert pulled == Pulled(theirs, replica.arena.size_bytes, way)
     assert describe(replica) == expected
     assert in_arena(replica)
     for _ in range(3):
         train(replica, 1)
-        assert describe(replica) == one.ask("train", 1)
+        assert describe(replica) == peer.ask("train", 1)
     train(replica, 1)
-    assert describe(replica) != one.ask("describe")
+    assert describe(replica) != peer.ask("describe")
     pull(
-        replica, one.endpoint, TOKEN, transport
+        replica, peer.endpoint, TOKEN, transport
     )  # the layouts are the same now: one block is copied
-    assert describe(replica) == one.ask("describe")
+    assert describe(replica) == peer.ask("describe")
     train(replica, 2)
-    assert describe(replica) == one.ask("train", 2)
+    assert describe(replica) == peer.ask("train", 2)
 
 
 def test_a_pulled_state_can_be_pulled_on(start: Start) -> None:
-    """A rank that has received a state gives it to others like the one that had it first."""
+    """A rank that has received a state gives it to others like the first owner."""
     first, last = start(seed=1), start(seed=2)
     expected = first.ask("train", 3)
     replica = Replica(*build("AdamW", seed=3))
@@ -704,7 +736,7 @@ def test_a_pulled_state_can_be_pulled_on(start: Start) -> None:
 
 
 def test_a_peer_that_offers_nonsense_is_lost() -> None:
-    """What is no offer raises PeerLost, which does not end the rank: another peer may help."""
+    """An invalid offer raises PeerLost, which does not end the rank: another peer may help."""
 
     def offer() -> None:
         connection, _ = listener.accept()
@@ -713,7 +745,7 @@ def test_a_peer_that_offers_nonsense_is_lost() -> None:
             connection.sendall(struct.pack("!q", 3) + b"abc")
             while connection.recv(
                 100
-            ):  # a socket that is closed with something unread in it takes back what it sent
+            ):  # a socket that is closed with unread data in it takes back what it sent
                 pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -731,16 +763,16 @@ def test_a_peer_that_offers_nonsense_is_lost() -> None:
 def test_replicas_with_and_without_shared_memory_understand_each_other(
     start: Start, mine: bool, theirs: bool
 ) -> None:
-    """A replica whose tensors cannot be shared is packed and unpacked, to the same bits."""
-    one = start(shared=theirs)
-    expected = one.ask("train", 3)
+    """A replica with tensors that cannot be shared is packed and unpacked, to the same bits."""
+    peer = start(shared=theirs)
+    expected = peer.ask("train", 3)
     replica = Replica(*build("AdamW", seed=7), shared=mine)
     train(replica, 1)
-    pulled = pull(replica, one.endpoint, TOKEN, "tcp" if theirs else "auto")
+    pulled = pull(replica, peer.endpoint, TOKEN, "tcp" if theirs else "auto")
     assert (pulled.step, pulled.transport) == (3, "tcp")
     assert describe(replica) == expected
     train(replica, 2)
-    assert describe(replica) == one.ask("train", 2)
+    assert describe(replica) == peer.ask("train", 2)
 
 
 WIDE = 1280  # 26 MB with the optimizer's tensors: several parts, and more than sockets buffer
@@ -751,9 +783,11 @@ WIDE = 1280  # 26 MB with the optimizer's tensors: several parts, and more than 
 def test_a_pull_that_overlaps_a_commit_is_repeated(
     start: Start, transport: str, way: str, parts: int
 ) -> None:
-    """A commit of the peer in the middle of a pull leads to a second one, and to no mixture of two states."""
-    one = start(width=WIDE)
-    one.ask("train", 1)
+    """A commit of the peer in the middle of a pull leads to a second pull, and to no mixture of two
+    states.
+    """
+    origin = start(width=WIDE)
+    origin.ask("train", 1)
     replica = Replica(*build("AdamW", width=WIDE, seed=7))
     assert replica.arena is not None
     read_bytes: list[int] = []
@@ -762,9 +796,9 @@ def test_a_pull_that_overlaps_a_commit_is_repeated(
     def go_on(done_bytes: int) -> None:
         read_bytes.append(done_bytes)
         if len(read_bytes) == parts:
-            committed.extend(one.ask("train", 1))
+            committed.extend(origin.ask("train", 1))
 
-    pulled = pull(replica, one.endpoint, TOKEN, transport, probe=go_on)
+    pulled = pull(replica, origin.endpoint, TOKEN, transport, probe=go_on)
     assert (pulled.step, pulled.transport) == (2, way)
     assert describe(replica) == committed
     size_bytes = replica.arena.size_bytes
@@ -776,26 +810,26 @@ def test_a_pull_that_overlaps_a_commit_is_repeated(
 def test_a_pull_from_a_peer_that_trains_gives_a_committed_state(
     start: Start, transport: str, width: int
 ) -> None:
-    """Whatever a peer commits meanwhile, every copy is one of the states that it committed, with its step."""
-    one = start(width=width)
+    """Every copy is a state that the peer committed, with its step, at any progress of the peer."""
+    peer = start(width=width)
     replica = Replica(*build("AdamW", width=width, seed=7))
     pulls: list[tuple[int, list[Any]]] = []
     for _ in range(12):
-        one.tell("train", 4)
-        pulled = pull(replica, one.endpoint, TOKEN, transport, silent_s=NEVER_S)
+        peer.send("train", 4)
+        pulled = pull(replica, peer.endpoint, TOKEN, transport, silent_s=NEVER_S)
         assert pulled.step == replica.step
         pulls.append((replica.step, describe(replica)))
-        one.hear()
+        peer.receive()
     twin = Replica(*build("AdamW", width=width))
-    for step, found in pulls:
+    for step, pulled_state in pulls:
         train(twin, step - twin.step)
-        assert found == describe(twin), f"a mixture at step {step}"
+        assert pulled_state == describe(twin), f"a mixture at step {step}"
 
 
 def pulling(
     replica: Replica, endpoint: Endpoint, transport: str = "tcp", silent_s: float = NEVER_S
 ) -> tuple[threading.Thread, list[Exception | None]]:
-    """A pull on a thread, and the error that it will have raised."""
+    """Start a pull on a thread, and return it with the list for its error."""
     errors: list[Exception | None] = []
 
     def run() -> None:
@@ -811,14 +845,17 @@ def pulling(
 
 
 def through_relay(endpoint: Endpoint, hold_after: int) -> tuple[Relay, Endpoint]:
-    """A relay that holds back the state of a peer after some bytes, and where to reach the peer through it."""
+    """Start a relay that holds back the state of a peer after some bytes.
+
+    Return it with the peer's endpoint behind it.
+    """
     relay = Relay((endpoint.address, endpoint.port), hold_after=hold_after)
     return relay, msgspec.structs.replace(endpoint, port=relay.port)
 
 
 @pytest.mark.parametrize("behind", [0, 1], ids=["joiner", "survivor"])
 def test_a_peer_killed_in_the_middle_of_a_pull_is_lost(start: Start, behind: int) -> None:
-    """The pull ends with PeerLost; a survivor keeps the state it had, and another peer can be asked."""
+    """The pull ends with PeerLost; a survivor keeps its state, and another peer can be asked."""
     first, second = start(width=WIDE), start(width=WIDE)
     first.ask("train", 2)
     expected = second.ask("train", 2)
@@ -846,42 +883,48 @@ def test_a_peer_killed_in_the_middle_of_a_pull_is_lost(start: Start, behind: int
 
 
 def test_a_survivor_keeps_its_state_if_the_peer_ends_in_an_update(start: Start) -> None:
-    """Also through shared memory: the state that it has may be the last one there is."""
-    one = start(width=WIDE)
-    one.ask("train", 2)
+    """The survivor keeps its state through shared memory, too: it may be the last state of
+    the job.
+    """
+    peer = start(width=WIDE)
+    peer.ask("train", 2)
     replica = Replica(*build("AdamW", width=WIDE, seed=7))
     train(replica, 1)
     before = describe(replica)
 
     def end_in_an_update(done_bytes: int) -> None:
-        one.ask("stop while writing")
-        one.kill()
+        peer.ask("stop while writing")
+        peer.kill()
 
     with pytest.raises(PeerLost):
-        pull(replica, one.endpoint, TOKEN, "auto", probe=end_in_an_update)
+        pull(replica, peer.endpoint, TOKEN, "auto", probe=end_in_an_update)
     assert describe(replica) == before
     assert replica.sequence % 2 == 0
 
 
 def test_a_peer_that_is_gone_is_lost(start: Start) -> None:
-    """Neither its shared memory nor its port can be opened any more."""
-    one = start()
-    one.kill()
+    """A peer is lost if neither its shared memory nor its port can be opened."""
+    peer = start()
+    peer.kill()
     for transport in ("auto", "tcp"):
         replica = Replica(*build("AdamW"))
         before = describe(replica)
         with pytest.raises(PeerLost):
-            pull(replica, one.endpoint, TOKEN, transport)
+            pull(replica, peer.endpoint, TOKEN, transport)
         assert describe(replica) == before
 
 
 def is_read_by_this_process(endpoint: Endpoint, transport: str) -> bool:
-    """Whether a pull has opened the state of a peer: its shared memory, or a connection to it."""
+    """Return whether a pull has opened the state of a peer: its shared memory, or a connection to
+    it.
+    """
     if transport == "tcp":
         connections = psutil.Process().net_connections("tcp")
         return any(
-            one.raddr and one.raddr.port == endpoint.port and one.status == "ESTABLISHED"
-            for one in connections
+            connection.raddr
+            and connection.raddr.port == endpoint.port
+            and connection.status == "ESTABLISHED"
+            for connection in connections
         )
     inode = Path(f"/proc/{endpoint.pid}/fd/{endpoint.arena_fd}").stat().st_ino
     return any(
@@ -891,24 +934,28 @@ def is_read_by_this_process(endpoint: Endpoint, transport: str) -> bool:
 
 @ways
 def test_a_peer_that_dies_while_it_writes_is_lost(start: Start, transport: str, way: str) -> None:
-    """A reader that waits for the end of a commit is told of the death; it does not wait for what cannot come."""
-    one = start()
-    assert one.ask("stop while writing") is True
-    assert not is_read_by_this_process(one.endpoint, transport)
-    thread, errors = pulling(Replica(*build("AdamW")), one.endpoint, transport)
-    wait_until(lambda: is_read_by_this_process(one.endpoint, transport), f"a reader over {way}")
+    """A reader that waits for the end of a commit is told of the death; it does not wait
+    for ever.
+    """
+    peer = start()
+    assert peer.ask("stop while writing") is True
+    assert not is_read_by_this_process(peer.endpoint, transport)
+    thread, errors = pulling(Replica(*build("AdamW")), peer.endpoint, transport)
+    wait_until(lambda: is_read_by_this_process(peer.endpoint, transport), f"a reader over {way}")
     stays(thread.is_alive, f"{way}: an odd sequence number must be waited out", for_s=0.2)
-    one.kill()
+    peer.kill()
     thread.join(LIMIT_S)
     assert [type(error) for error in errors] == [PeerLost]
 
 
 def test_a_peer_that_falls_silent_is_lost(start: Start) -> None:
-    """A stopped process keeps its connection open; it is given up when it has sent nothing for a while."""
-    one = start(width=WIDE)
-    one.ask("train", 1)
+    """A stopped process keeps its connection open; it is given up after it has sent no data for a
+    while.
+    """
+    peer = start(width=WIDE)
+    peer.ask("train", 1)
     replica = Replica(*build("AdamW", width=WIDE, seed=7))
-    relay, behind_it = through_relay(one.endpoint, 2**20)
+    relay, behind_it = through_relay(peer.endpoint, 2**20)
     thread, errors = pulling(replica, behind_it, silent_s=1.0)
     thread.join(LIMIT_S)
     assert relay.held.is_set()
@@ -918,21 +965,23 @@ def test_a_peer_that_falls_silent_is_lost(start: Start) -> None:
 
 
 def test_a_wrong_token_cannot_read_the_state(start: Start) -> None:
-    """Over TCP nothing of the state is sent before the token is proved, and the puller keeps what it has."""
-    one = start()
+    """Over TCP no part of the state is sent before the token is proved, and the puller keeps its
+    state.
+    """
+    peer = start()
     replica = Replica(*build("AdamW", seed=7))
     before = describe(replica)
     with pytest.raises(PeerLost):
-        pull(replica, one.endpoint, "another token", "tcp")
+        pull(replica, peer.endpoint, "another token", "tcp")
     assert describe(replica) == before
     with socket.create_connection(
-        (one.endpoint.address, one.endpoint.port), timeout=LIMIT_S
+        (peer.endpoint.address, peer.endpoint.port), timeout=LIMIT_S
     ) as connection:
         assert isinstance(frames.receive(connection), messages.Challenge)
         frames.send(connection, messages.Proof(bytes(32), bytes(32)))
         assert connection.recv(4096) == b""
-    pull(replica, one.endpoint, TOKEN, "tcp")
-    assert describe(replica) == one.ask("describe")
+    pull(replica, peer.endpoint, TOKEN, "tcp")
+    assert describe(replica) == peer.ask("describe")
 
 
 class Renamed(Small):
@@ -960,19 +1009,21 @@ class Doubled(Small):
 def test_another_model_is_refused(
     start: Start, transport: str, way: str, make: Callable[[], Small], odd: str
 ) -> None:
-    """A peer whose tensors differ in name, shape or type is bad input; the weights stay as they were."""
-    one = start()
+    """A peer with tensors of another name, shape or type is bad input; the weights stay
+    unchanged.
+    """
+    peer = start()
     model = make()
     replica = Replica(model, AdamW(model.parameters(), lr=0.1), None)
     before = replica.weights_digest()
     with pytest.raises(BadInput, match="build the same model on every rank") as caught:
-        pull(replica, one.endpoint, TOKEN, transport)
+        pull(replica, peer.endpoint, TOKEN, transport)
     assert (caught.value.field, caught.value.value) == ("model", odd), way
     assert replica.weights_digest() == before
 
 
 def test_an_optimizer_of_more_parameters_is_refused() -> None:
-    """State for a parameter that this optimizer does not have is not dropped in silence."""
+    """State for a parameter that this optimizer lacks is not dropped silently."""
     model = nn.Linear(4, 4)
     donor = Replica(model, AdamW(model.parameters()), None)
     model(torch.ones(4)).sum().backward()

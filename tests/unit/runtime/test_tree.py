@@ -13,7 +13,7 @@ COUNTS = st.integers(1, 33)
 
 
 def reference(values: np.ndarray) -> np.ndarray:
-    """The definition, over leaves padded to a power of two with nothing."""
+    """Return the sum by definition, over leaves padded to a power of two with nothing."""
     nodes: list[np.ndarray | None] = list(values)
     nodes += [None] * ((1 << (len(nodes) - 1).bit_length()) - len(nodes))
     while len(nodes) > 1:
@@ -24,7 +24,7 @@ def reference(values: np.ndarray) -> np.ndarray:
 
 
 def fold(shards: list[int], values: np.ndarray) -> dict[Subtree, np.ndarray]:
-    """The partial sums of one rank after its shards arrived in this order."""
+    """Return the partial sums of a rank after its shards arrived in this order."""
     sums: dict[Subtree, np.ndarray] = {}
     for shard in shards:
         merges = folds(sums, shard, len(values))
@@ -36,7 +36,7 @@ def fold(shards: list[int], values: np.ndarray) -> dict[Subtree, np.ndarray]:
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> tuple[np.ndarray, list[list[int]]]:
-    """Values of up to 33 shards, dealt to some ranks in any way, in any order."""
+    """Draw values of up to 33 shards, dealt to some ranks in any way, in any order."""
     count = draw(COUNTS)
     world = draw(st.integers(1, count))
     owners = draw(st.lists(st.integers(0, world - 1), min_size=count, max_size=count))

@@ -1,4 +1,4 @@
-"""Who is called corrupt, and who never is."""
+"""Votes of ranks: the ranks that are called corrupt, and those that never are."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from chaoskit.runtime.integrity.mistakes import Mistakes
 from chaoskit.runtime.integrity.voting import (
-    Seal,
-    Suspicion,
+    RankSeal,
+    SuspectRanks,
     audit_at,
     blamed,
     examine,
@@ -24,13 +24,13 @@ STATE = "weights, buffers or optimizer state"
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9))
 def test_only_a_majority_outvotes(words: list[int]) -> None:
-    """Those who are left stand by one word, and are more than half of those who spoke."""
+    """The remaining ranks agree on a single word, and are more than half of the voters."""
     guilty = outvoted(words)
     cast = [word for word in words if word]
-    left = [word for rank, word in enumerate(words) if word and rank not in guilty]
+    agreed = [word for rank, word in enumerate(words) if word and rank not in guilty]
     if guilty:
-        assert len(set(left)) == 1
-        assert 2 * len(left) > len(cast)
+        assert len(set(agreed)) == 1
+        assert 2 * len(agreed) > len(cast)
     elif len(set(cast)) > 1:
         assert all(2 * cast.count(word) <= len(cast) for word in cast)
 
@@ -38,7 +38,7 @@ def test_only_a_majority_outvotes(words: list[int]) -> None:
 @given(WORLDS, st.data())
 def test_one_corrupt_state_among_three_or_more_is_named(world: int, data: st.DataObject) -> None:
     rank, right, wrong = data.draw(st.integers(0, world - 1)), data.draw(WORDS), data.draw(WORDS)
-    seals = [Seal(state=wrong if one == rank else right) for one in range(world)]
+    seals = [RankSeal(state=wrong if number == rank else right) for number in range(world)]
     suspicion = examine(seals)
     if right == wrong:
         assert suspicion is None
@@ -51,7 +51,7 @@ def test_one_corrupt_state_among_three_or_more_is_named(world: int, data: st.Dat
 @given(WORLDS.filter(lambda world: world % 2 == 0), st.data())
 def test_a_tie_is_broken_only_by_who_contradicts_himself(world: int, data: st.DataObject) -> None:
     torn = data.draw(st.lists(st.booleans(), min_size=world, max_size=world))
-    seals = [Seal(state=1 + (rank < world // 2), torn=int(torn[rank])) for rank in range(world)]
+    seals = [RankSeal(state=1 + (rank < world // 2), torn=int(torn[rank])) for rank in range(world)]
     suspicion = examine(seals)
     assert suspicion is not None
     honest = {seal.state for seal in seals if not seal.torn}
@@ -64,14 +64,14 @@ def test_a_tie_is_broken_only_by_who_contradicts_himself(world: int, data: st.Da
 def test_copies_of_a_corrupt_state_do_not_outvote_those_who_have_their_own(
     world: int, data: st.DataObject
 ) -> None:
-    """One state was corrupt; any number of newcomers copied it, and were found to agree with it."""
+    """A single state was corrupt; any number of newcomers copied it, and agreed with it."""
     witnesses = data.draw(st.integers(3, world))
     states = [
         data.draw(st.sampled_from([1, 2])) if rank >= witnesses else 1 + (rank == 0)
         for rank in range(world)
     ]
     suspicion = examine(
-        [Seal(state=state, heir=int(rank >= witnesses)) for rank, state in enumerate(states)]
+        [RankSeal(state=state, heir=int(rank >= witnesses)) for rank, state in enumerate(states)]
     )
     assert suspicion is not None
     assert suspicion.ranks == tuple(rank for rank, state in enumerate(states) if state == 2)
@@ -80,16 +80,18 @@ def test_copies_of_a_corrupt_state_do_not_outvote_those_who_have_their_own(
 def test_of_three_with_one_heir_nobody_guesses_but_a_lone_survivor_is_outvoted_by_its_copies() -> (
     None
 ):
-    heir = Seal(state=2, heir=1)
-    assert examine([Seal(state=1), Seal(state=2), heir]) == Suspicion(STATE, (), (0, 1, 2))
-    assert examine([Seal(state=1), heir, heir]) == Suspicion(STATE, (0,), (0,))
+    heir = RankSeal(state=2, heir=1)
+    assert examine([RankSeal(state=1), RankSeal(state=2), heir]) == SuspectRanks(
+        STATE, (), (0, 1, 2)
+    )
+    assert examine([RankSeal(state=1), heir, heir]) == SuspectRanks(STATE, (0,), (0,))
 
 
 @given(WORLDS, WORDS, WORDS)
 def test_who_has_nothing_to_compare_is_not_outvoted(world: int, state: int, gradient: int) -> None:
     """A rank that took the state from a peer did not compute the last gradient."""
     assert (
-        examine([Seal(state=state, gradient=gradient * (rank != 1)) for rank in range(world)])
+        examine([RankSeal(state=state, gradient=gradient * (rank != 1)) for rank in range(world)])
         is None
     )
 
@@ -100,7 +102,7 @@ def test_who_has_nothing_to_compare_is_not_outvoted(world: int, state: int, grad
     )
 )
 def test_gradients_are_put_to_the_vote(words: list[int]) -> None:
-    suspicion = examine([Seal(state=7, gradient=word) for word in words])
+    suspicion = examine([RankSeal(state=7, gradient=word) for word in words])
     assert suspicion is not None
     assert suspicion.ranks == outvoted(words)
 
@@ -141,15 +143,17 @@ COMPLAINTS = st.integers(2, 9).flatmap(
 def test_where_a_complaint_is_not_known_only_two_accusers_convict(
     drawn: tuple[list[int], set[int]],
 ) -> None:
-    """Neither whom one rank names, nor who seems to complain alone; and everybody who knows more agrees."""
+    """A rank named once, and a lone complainer, stay innocent; every rank with more knowledge
+    agrees.
+    """
     complaints, unread = drawn
     guilty = blamed(complaints, unread)
     read = {rank: accused for rank, accused in enumerate(complaints) if rank not in unread}
     accusers = {
-        one: [rank for rank, accused in read.items() if accused == one != rank]
-        for one in range(len(complaints))
+        number: [rank for rank, accused in read.items() if accused == number != rank]
+        for number in range(len(complaints))
     }
-    assert guilty == tuple(rank for rank, found in accusers.items() if len(found) > 1)
+    assert guilty == tuple(rank for rank, complainants in accusers.items() if len(complainants) > 1)
     assert {*guilty} <= {*blamed(complaints)}
 
 
@@ -164,12 +168,12 @@ def test_whom_all_others_name_is_convicted_though_one_of_them_is_not_read(
 
 
 def test_of_two_only_who_complains_of_itself_is_guilty() -> None:
-    """Who complains of the other may read badly, or the other may send badly."""
+    """A rank that complains of the other may read badly, or the other may send badly."""
     assert blamed([1, -1]) == blamed([-1, 0]) == blamed([1, 0]) == ()
     assert blamed([-1, 1]) == blamed([1, 1]) == (1,)
     assert blamed([0, -1]) == blamed([0, 0]) == (0,)
     assert blamed([0, 1]) == ()
-    assert examine([Seal(complaint=2), Seal()]) is None
+    assert examine([RankSeal(complaint=2), RankSeal()]) is None
 
 
 @given(st.integers(1, 50), st.lists(st.integers(0, 60), max_size=30))
@@ -199,8 +203,8 @@ def test_an_audit_has_two_ranks_and_a_referee_beside_them(
 
 
 def test_audits_come_round_to_every_shard_and_every_pair() -> None:
-    found = {audit_at(step, 1, [[0], [1], [2], [3]]) for step in range(12)}
-    assert len({(pair.owner, pair.auditor) for pair in found if pair}) == 12
+    audits = {audit_at(step, 1, [[0], [1], [2], [3]]) for step in range(12)}
+    assert len({(pair.owner, pair.auditor) for pair in audits if pair}) == 12
     assert audit_at(5, 0, [[0], [1]]) is None
     assert audit_at(4, 4, [[0, 1]]) is None
 
@@ -216,14 +220,14 @@ RIGHT = 7
 def test_with_three_ranks_one_bad_rank_is_always_the_one_that_is_named(
     bad: str, wrong: list[int], transient: bool
 ) -> None:
-    """Whether it is wrong once, always alike or always otherwise; nobody innocent is named."""
+    """The rank may be wrong once, always alike or always otherwise; no innocent rank is named."""
     ranks = {"owner": 0, "auditor": 1, "referee": 2}
     first = dict.fromkeys((0, 1), RIGHT)
     second = dict.fromkeys((0, 1, 2), RIGHT)
     if bad != "referee":
         first[ranks[bad]] = wrong[0]
     if first[0] == first[1]:
-        return  # then nobody asks
+        return  # then no rank asks
     if not transient:
         second[ranks[bad]] = wrong[1]
     verdict, guilty = judge(first, second)

@@ -1,4 +1,6 @@
-"""What cannot work is refused before anything starts, with the field, its value and the remedy."""
+"""Refusal of settings that cannot work before anything starts, with the field, its value and the
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,13 @@ def config(path: Path, **fields: Any) -> RunConfig:
 
 
 def check(refusal: BadInput, field: str, value: object, remedy: str) -> None:
-    """The error holds field, value and remedy, and its message shows all three."""
+    """Assert that the error holds field, value and remedy, and that its message shows all three."""
     assert (refusal.field, refusal.value) == (field, value)
     assert remedy in refusal.remedy
     assert str(refusal) == f"{field}={value!r}: {refusal.remedy}"
 
 
-# -- RunConfig ----------------------------------------------------------------------------------------------------
+# -- RunConfig -------------------------------------------------------------------------------------
 
 
 def test_the_defaults_can_run(job_file: Path) -> None:
@@ -75,7 +77,7 @@ BELOW = {
 
 @pytest.mark.parametrize("field", BELOW)
 def test_a_number_below_its_minimum_is_refused(job_file: Path, field: str) -> None:
-    """Each number has a least value: that one passes, the next smaller is refused by name."""
+    """Each number has a least value: that value passes, the next smaller is refused by name."""
     value, remedy = BELOW[field]
     with pytest.raises(BadInput) as caught:
         validate(config(job_file, **{field: value}))
@@ -104,7 +106,7 @@ def test_a_number_below_its_minimum_is_refused(job_file: Path, field: str) -> No
 def test_limits_in_the_wrong_order_are_refused(
     job_file: Path, fields: dict[str, Any], field: str, remedy: str
 ) -> None:
-    """What waits for a failure must have more time than what looks for it."""
+    """A wait for a failure must have more time than its detection."""
     with pytest.raises(BadInput) as caught:
         validate(config(job_file, **fields))
     check(caught.value, field, getattr(config(job_file), field), remedy)
@@ -168,15 +170,17 @@ def test_fewer_shards_than_nodes_are_refused(job_file: Path) -> None:
 
 
 def test_more_nodes_than_gpus_are_refused(job_file: Path) -> None:
-    """``device="cuda"`` needs a GPU a node; the message counts those that are there."""
-    found = torch.cuda.device_count()
+    """``device="cuda"`` needs a GPU a node; the message counts the present GPUs."""
+    device_count = torch.cuda.device_count()
     with pytest.raises(BadInput) as caught:
-        validate(config(job_file, device="cuda", nodes=found + 1))
-    check(caught.value, "device", "cuda", f"{found} CUDA devices for {found + 1} nodes")
+        validate(config(job_file, device="cuda", nodes=device_count + 1))
+    check(
+        caught.value, "device", "cuda", f"{device_count} CUDA devices for {device_count + 1} nodes"
+    )
 
 
 def test_unknown_fields_are_refused_when_a_config_arrives(job_file: Path) -> None:
-    """Coordinator, agents and workers of different versions do not guess what the other means."""
+    """Coordinator, agents and workers of different versions do not guess each other's fields."""
     data = msgspec.to_builtins(config(job_file))
     assert msgspec.convert(data, RunConfig) == config(job_file)
     with pytest.raises(msgspec.ValidationError):
@@ -188,31 +192,35 @@ def test_unknown_fields_are_refused_when_a_config_arrives(job_file: Path) -> Non
 @settings(max_examples=100, deadline=None, database=None)
 @given(st.dictionaries(st.sampled_from([*BELOW]), st.integers(-1, 6)))
 def test_exactly_the_configurations_that_cannot_work_are_refused(fields: dict[str, int]) -> None:
-    """Whatever numbers meet, they pass if every rule holds, else one of those that break a rule is named."""
-    made = RunConfig(job=resolve_job("gpt"), **fields)  # type: ignore[arg-type]
+    """Any combination of numbers passes if every rule holds; otherwise a field that breaks a rule
+    is named.
+    """
+    configuration = RunConfig(job=resolve_job("gpt"), **fields)  # type: ignore[arg-type]
     broken = {
-        name for name, (_, remedy) in BELOW.items() if getattr(made, name) < int(remedy.split()[0])
+        name
+        for name, (_, remedy) in BELOW.items()
+        if getattr(configuration, name) < int(remedy.split()[0])
     }
-    broken |= {"min_world"} if made.min_world > made.nodes else set()
-    broken |= {"shards"} if 0 < made.shards < made.nodes else set()
+    broken |= {"min_world"} if configuration.min_world > configuration.nodes else set()
+    broken |= {"shards"} if 0 < configuration.shards < configuration.nodes else set()
     if not broken:
-        validate(made)
+        validate(configuration)
         return
     with pytest.raises(BadInput) as caught:
-        validate(made)
+        validate(configuration)
     assert caught.value.field in broken
-    assert caught.value.value == getattr(made, caught.value.field)
+    assert caught.value.value == getattr(configuration, caught.value.field)
 
 
 def test_the_job_of_a_configuration_is_checked_too(tmp_path: Path) -> None:
-    """A JobSpec that was made by hand is held to the same rules, a missing file included."""
+    """A hand-made JobSpec is held to the same rules; its file must exist, too."""
     missing = tmp_path / "missing.py"
     with pytest.raises(BadInput) as caught:
         validate(config(missing))
     check(caught.value, "job", str(missing), "name a Python file that can be read")
 
 
-# -- jobs ---------------------------------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------------------
 
 
 def test_a_job_is_found_by_name() -> None:
@@ -226,7 +234,7 @@ def test_a_job_is_found_by_name() -> None:
 def test_a_job_is_found_by_file(
     job_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A file is named by any path, and known by its absolute one, which holds in every process."""
+    """A file is named by any path, and known by its absolute path, which holds in every process."""
     monkeypatch.chdir(job_file.parent)
     job = resolve_job("train.py", {"steps": 5})
     assert job == resolve_job(str(job_file), {"steps": 5})
@@ -241,14 +249,14 @@ def test_a_job_is_found_by_file(
 
 
 def test_a_job_is_found_by_file_and_function(job_file: Path) -> None:
-    """``train.py:train_small`` picks one of several functions of a file, and shows it in the job's name."""
+    """``train.py:train_small`` picks a function of a file, and shows it in the job's name."""
     job = resolve_job(f"{job_file}:train_small")
     assert (job.function, job.name) == ("train_small", "train:train_small")
 
 
 @pytest.mark.parametrize("target", ["nothing", "", "gpt.more", "../gpt", "os.path", ":train"])
 def test_an_unknown_name_is_refused(target: str) -> None:
-    """A name that is no reference job says how jobs are named."""
+    """The error for an unknown job says how jobs are named."""
     with pytest.raises(BadInput) as caught:
         resolve_job(target)
     check(
@@ -279,7 +287,7 @@ REFUSED_JOBS = {
     ),
     "syntax error": (
         "x = 1\ndef train(trainer)\n    x.backward()",
-        "mend the syntax error in line 2",
+        "correct the syntax error in line 2",
     ),
     "no loss": (
         "def train(trainer):\n    trainer.register(model=None)",
@@ -291,7 +299,7 @@ REFUSED_JOBS = {
 
 @pytest.mark.parametrize("case", REFUSED_JOBS)
 def test_a_file_that_cannot_be_a_job_is_refused(tmp_path: Path, case: str) -> None:
-    """Each way in which a file is no job is told apart, without running it."""
+    """Each reason why a file is no job is distinguished, without running it."""
     source, remedy = REFUSED_JOBS[case]
     path = tmp_path / "job.py"
     path.write_bytes(
@@ -304,7 +312,7 @@ def test_a_file_that_cannot_be_a_job_is_refused(tmp_path: Path, case: str) -> No
 
 
 def test_a_missing_named_function_is_refused(job_file: Path) -> None:
-    """The message names the function that was asked for."""
+    """The message names the requested function."""
     with pytest.raises(BadInput) as caught:
         resolve_job(f"{job_file}:train_large")
     check(caught.value, "job", str(job_file), "define a function train_large(trainer, ...)")
@@ -318,7 +326,9 @@ def test_a_loss_in_another_file_is_not_missed(tmp_path: Path) -> None:
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones(job_file: Path) -> None:
-    """The message lists what the function takes; a function that takes anything refuses nothing."""
+    """The message lists the options of the function; a function that takes any option
+    refuses none.
+    """
     with pytest.raises(BadInput) as caught:
         resolve_job(str(job_file), {"size": "tiny", "stepz": 3})
     check(caught.value, "options.stepz", 3, "write steps; train takes size, steps: leave stepz out")
@@ -330,7 +340,9 @@ def test_an_unknown_option_is_refused_with_the_known_ones(job_file: Path) -> Non
 
 
 def test_the_trainer_is_not_an_option(job_file: Path) -> None:
-    """The first argument is the trainer, also where it is positional only; those after it are options."""
+    """The first argument is the trainer, even if it is positional only; those after it are
+    options.
+    """
     with pytest.raises(BadInput) as caught:
         resolve_job(str(job_file), {"trainer": 1})
     check(caught.value, "options.trainer", 1, "train takes size, steps")
@@ -376,7 +388,7 @@ def test_a_missing_option_is_refused(job_file: Path) -> None:
 def test_an_option_of_the_wrong_type_is_refused(
     job_file: Path, annotation: str, good: Any, bad: Any
 ) -> None:
-    """A plain annotation is kept, so that a slip of the pen does not fail on every rank instead."""
+    """A plain annotation is kept, so that a typing error does not fail on every rank instead."""
     job_file.write_text(f"def train(trainer, x: {annotation} = None): trainer.run(trainer)")
     assert resolve_job(str(job_file), {"x": good}).options == {"x": good}
     with pytest.raises(BadInput) as caught:
@@ -384,11 +396,11 @@ def test_an_option_of_the_wrong_type_is_refused(
     check(caught.value, "options.x", bad, f"use a value of type {annotation}")
 
 
-# -- what the machine must offer ----------------------------------------------------------------------------------
+# -- what the machine must offer -------------------------------------------------------------------
 
 
 def test_a_port_in_use_is_refused() -> None:
-    """A port that somebody listens on is refused by number; as soon as it is free, it is taken."""
+    """A port in use is refused by number; as soon as it is free, it is taken."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(BadInput) as caught:
@@ -398,7 +410,7 @@ def test_a_port_in_use_is_refused() -> None:
 
 
 def test_a_port_whose_last_connection_lingers_is_free() -> None:
-    """TIME_WAIT of an earlier run does not block the port that this run was told to use."""
+    """TIME_WAIT of an earlier run does not block the port of this run."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client:
@@ -409,7 +421,7 @@ def test_a_port_whose_last_connection_lingers_is_free() -> None:
 
 
 def test_port_0_is_always_free() -> None:
-    """0 lets the system choose."""
+    """Port 0 passes, as the system chooses a free port for it."""
     require_free_port("port", "127.0.0.1", 0)
 
 
@@ -422,7 +434,9 @@ def test_a_number_that_is_no_port_is_refused(port: int) -> None:
 
 
 def test_a_directory_that_can_be_made_is_accepted_and_not_made(tmp_path: Path) -> None:
-    """Whether a missing directory can be created is asked of its parents, and nothing stays there."""
+    """The parents of a missing directory decide whether it can be created, and it is not
+    created.
+    """
     require_writable("output", tmp_path / "a" / "b")
     require_writable("output", tmp_path)
     assert not list(tmp_path.iterdir())
@@ -430,7 +444,7 @@ def test_a_directory_that_can_be_made_is_accepted_and_not_made(tmp_path: Path) -
 
 @pytest.mark.parametrize("below", [Path("file"), Path("file/x"), Path("file/x/y")])
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path, below: Path) -> None:
-    """A path at or below a regular file can be written by nobody, root included."""
+    """A path at or below a regular file can be written by no user, root included."""
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(BadInput) as caught:
         require_writable("output", tmp_path / below)
@@ -439,7 +453,7 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path, below: Pa
 
 
 def test_a_directory_without_room_for_files_is_refused() -> None:
-    """A directory that exists but takes no files is found out by trying, not by looking at its mode."""
+    """A directory that exists but takes no files is detected by a trial, not by its mode."""
     with pytest.raises(BadInput) as caught:
         require_writable("output", Path("/proc/self/fdinfo"))
     check(caught.value, "output", "/proc/self/fdinfo", "choose a directory that can be written")

@@ -17,20 +17,22 @@ from chaoskit.errors import BadInput
 
 pytestmark = pytest.mark.costly
 
-# -- positions ----------------------------------------------------------------------------------------------------
+# -- positions -------------------------------------------------------------------------------------
 
 
 @settings(max_examples=examples(200), deadline=None, database=None)
 @given(size=st.integers(1, 3000), key=st.lists(st.integers(0, 2**63), max_size=3))
 def test_a_permutation_has_everything_once(size: int, key: list[int]) -> None:
-    """Also where the range is just above or below a power of two."""
+    """The range may be just above or below a power of two."""
     assert sorted(Permutation(size, *key)(np.arange(size))) == list(range(size))
 
 
 @settings(max_examples=50, deadline=None, database=None)
 @given(size=st.integers(2**33, 2**62), key=st.integers(0, 2**63))
 def test_places_of_a_huge_one_are_computed_alone(size: int, key: int) -> None:
-    """Nobody can look at all of it: these places have values of their own, within the range, whoever asks."""
+    """The permutation cannot be checked whole: these places have distinct values within the range,
+    in any order of access.
+    """
     order, places = (
         Permutation(size, key),
         np.unique(np.linspace(0, size - 1, 1000).astype(np.int64) % size),
@@ -43,28 +45,28 @@ def test_places_of_a_huge_one_are_computed_alone(size: int, key: int) -> None:
 
 
 def too_far(counts: list[int], expected: float, freedom: int) -> bool:
-    """Whether chi-square is more than six deviations above its mean."""
+    """Return whether chi-square is more than six deviations above its mean."""
     chi_square = sum((count - expected) ** 2 / expected for count in counts)
     return chi_square > freedom + 6 * math.sqrt(2 * freedom)
 
 
 def test_every_order_is_as_likely() -> None:
-    """Of five, where each of the 120 orders can be counted."""
-    found = Counter(tuple(Permutation(5, seed)(np.arange(5))) for seed in range(6000))
-    assert not too_far([found[order] for order in itertools.permutations(range(5))], 50, 119)
+    """The permutation has five elements, so that each of the 120 orders can be counted."""
+    counts = Counter(tuple(Permutation(5, seed)(np.arange(5))) for seed in range(6000))
+    assert not too_far([counts[order] for order in itertools.permutations(range(5))], 50, 119)
 
 
 @pytest.mark.parametrize("size", [33, 64, 100])
 def test_every_sample_is_as_likely_at_every_place(size: int) -> None:
-    """And so is the distance of two that follow each other."""
+    """The distance of two successive samples is equally likely, too."""
     places, rounds = np.arange(size), 2000
-    at, apart = np.zeros((size, size), int), np.zeros(size, int)
+    counts, distances = np.zeros((size, size), int), np.zeros(size, int)
     for epoch in range(rounds):
         order = Permutation(size, 7, epoch)(places)
-        at[places, order] += 1
-        np.add.at(apart, np.diff(order) % size, 1)
-    assert not too_far(at.ravel().tolist(), rounds / size, (size - 1) ** 2)
-    assert not too_far(apart[1:].tolist(), rounds, size - 2)
+        counts[places, order] += 1
+        np.add.at(distances, np.diff(order) % size, 1)
+    assert not too_far(counts.ravel().tolist(), rounds / size, (size - 1) ** 2)
+    assert not too_far(distances[1:].tolist(), rounds, size - 2)
 
 
 def test_the_order_is_part_of_what_a_run_is() -> None:
@@ -85,7 +87,10 @@ GOLDEN = [576, 116, 897, 677, 229]
     seed=st.integers(0, 2**63),
 )
 def test_a_batch_does_not_depend_on_the_world(part: int, world: int, more: int, seed: int) -> None:
-    """Ranks take equal parts; three epochs deal every sample three times, whoever asks for which step first."""
+    """Ranks take equal parts.
+
+    Three epochs deal every sample three times, in any order of access.
+    """
     batch_size = part * world
     size = batch_size + more
     alone, together = Positions(size, batch_size, seed), Positions(size, batch_size, seed)

@@ -1,4 +1,4 @@
-"""Options that a job's train function does not take, or lacks: the message names each way to mend it."""
+"""Options that a job's train function does not take, or lacks: the message names each remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One grammar for the names of nodes, wherever one comes in."""
+"""The grammar for the names of nodes, at each place that takes a name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BAD = [
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_label_is_a_name(name: str, tmp_path: Path) -> None:
-    """The list of nodes that are kept out takes it."""
+    """The list of excluded nodes accepts the label."""
     require_node_name("node", name)
     assert Quarantine(tmp_path).add(name, "why").node == name
     assert Quarantine(tmp_path).kept_out() == (name,)
@@ -58,15 +58,15 @@ def client(tmp_path: Path) -> RunClient:
 
 @pytest.fixture
 def listening(tmp_path: Path) -> Iterator[Door]:
-    with control_api.listening(Requests(), tmp_path) as found:
-        yield found
+    with control_api.listening(Requests(), tmp_path) as door:
+        yield door
 
 
 def _checked(**settings: Any) -> None:
     validate(RunConfig(job=resolve_job("gpt"), **settings))
 
 
-#: Ways in, by the field that is named.
+#: Entries for a name, by the field that is named.
 WAYS: dict[str, tuple[str, Callable[[Path, Any], object]]] = {
     "node cordon": ("node", lambda directory, name: Quarantine(directory).add(name, "why")),
     "node uncordon": ("node", lambda directory, name: Quarantine(directory).release(name, "why")),
@@ -91,7 +91,7 @@ def test_anything_else_is_bad_input(way: str, name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", [*BAD, None, 2], ids=repr)
 def test_the_client_of_a_run_refuses_it_before_it_asks(client: RunClient, name: Any) -> None:
-    """Nothing listens there: an answer would be another error."""
+    """There is no server at that address: a request would raise another error."""
     for ask in (lambda: client.drain(name, 1.0), lambda: client.cancel_drain(name)):
         with pytest.raises(BadInput) as refused:
             ask()
@@ -100,15 +100,15 @@ def test_the_client_of_a_run_refuses_it_before_it_asks(client: RunClient, name: 
 
 @pytest.mark.parametrize("act", ["drain", "cancel-drain"])
 def test_the_control_api_refuses_it(listening: Door, act: str) -> None:
-    """Status 400, with the field, the value and the grammar."""
+    """The server answers with status 400, with the field, the value and the grammar."""
     fields = {"node": "../node2"} | ({"grace_s": 1.0} if act == "drain" else {})
     headers = {"Authorization": f"Bearer {listening.token}"}
     request = urllib.request.Request(f"{listening.url}/{act}", msgspec.json.encode(fields), headers)
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=LIMIT_S)
-    said = msgspec.json.decode(refused.value.read())
-    assert (refused.value.code, said["field"], said["value"]) == (400, "node", "../node2")
-    assert GRAMMAR in said["remedy"]
+    answer = msgspec.json.decode(refused.value.read())
+    assert (refused.value.code, answer["field"], answer["value"]) == (400, "node", "../node2")
+    assert GRAMMAR in answer["remedy"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_list_with_another_name_is_damaged(tmp_path: Path, key: str, name: str
     Quarantine(tmp_path).path.write_bytes(
         msgspec.json.encode({"version": 1, "entries": {key: entry}})
     )
-    with pytest.raises(BadInput, match="mend or remove this file") as refused:
+    with pytest.raises(BadInput, match="repair or remove this file") as refused:
         Quarantine(tmp_path).kept_out()
     assert refused.value.field == "quarantine"
 
@@ -132,7 +132,7 @@ def test_a_list_with_another_name_is_damaged(tmp_path: Path, key: str, name: str
 def test_a_machine_has_the_first_label_of_its_host(
     monkeypatch: pytest.MonkeyPatch, host: str, name: str | None
 ) -> None:
-    """A host whose name no node can have must be given another one."""
+    """A host needs another name if its own is invalid for a node."""
     monkeypatch.setattr("socket.gethostname", lambda: host)
     if name is not None:
         assert name_of_this_machine() == name

@@ -1,4 +1,4 @@
-"""Settings files: every place that reads one splits documents and refuses a repeated key in the same way."""
+"""Settings files: every reader splits documents and refuses a repeated key in the same way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from chaoskit.substrate.kubernetes.machines import machine_commands
 
 _RULE = "name: {name}\nlogPattern: x\n"
 
-#: Place that reads settings -> (reader, name of the file, its text with one key twice, the key).
+#: Reader of settings -> (its function, name of the file, its text with a repeated key, the key).
 _TWICE: dict[str, tuple[Callable[[Path], Any], str, str, str]] = {
     "rules": (read_rules, "r.yaml", "- name: a\n  logPattern: x\n  logPattern: y\n", "logPattern"),
     "rules in JSON": (

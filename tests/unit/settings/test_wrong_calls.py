@@ -1,7 +1,9 @@
-"""Calls of the public API with values of wrong types: one line of BadInput, and no process is started.
+"""Calls of the public API with values of wrong types: one line of BadInput, and no process is
+started.
 
-The calls are drawn over every parameter of every public entry and every field of every fault. Which values a parameter
-may have is read from its annotation here, by rules that share no code with :mod:`chaoskit.typed`.
+The calls are drawn over every parameter of every public entry and every field of every fault. The
+valid values of a parameter are derived from its annotation here, by rules that share no code with
+:mod:`chaoskit.typed`.
 """
 
 from __future__ import annotations
@@ -62,11 +64,11 @@ from chaoskit.typed import convert_fields
 from faults import CATALOGUE, Cut, Fault, Hang, Kill, Raise, at_rate
 from faults.strategies import fault_plans
 
-# -- values -------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 class _Silent:
-    """An object whose code fails when it is shown or compared."""
+    """An object that raises an error when it is shown or compared."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")
@@ -203,12 +205,14 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-# -- entries ------------------------------------------------------------------------------------------------------
+# -- entries ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A function, arguments with which it would work, and parameters that it has besides those of its signature."""
+    """A function, arguments with which it works, and parameters that it has besides those of its
+    signature.
+    """
 
     call: Callable[..., Any]
     valid: dict[str, Any] = field(default_factory=dict)
@@ -216,7 +220,7 @@ class Entry:
     without: tuple[str, ...] = ()
 
     def parameters(self) -> dict[str, Any]:
-        """Parameter -> its annotation."""
+        """Return each parameter with its annotation."""
         if isinstance(self.call, type) and issubclass(self.call, msgspec.Struct):
             hints = {item.name: item.type for item in msgspec.structs.fields(self.call)}
         else:
@@ -277,8 +281,10 @@ def _within(chaos: Chaos, setting: str, kind: type[Any]) -> Callable[..., Any]:
     """Return a function that runs a job with a setting of this type, made of its arguments."""
 
     def call(**arguments: Any) -> Any:
-        made = kind(**arguments)
-        return chaos.run("gpt", **{setting: [made] if setting == "rules" else made})
+        settings_struct = kind(**arguments)
+        return chaos.run(
+            "gpt", **{setting: [settings_struct] if setting == "rules" else settings_struct}
+        )
 
     call.__name__ = f"run with {kind.__name__}"
     return call
@@ -299,7 +305,7 @@ def _breaking(chaos: Chaos, kind: type[Fault]) -> Callable[..., Any]:
 
 
 def _entries(chaos: Chaos, place: Path) -> list[Entry]:
-    """Every public function that takes values, ready to be called."""
+    """Return every public function that takes values, ready to be called."""
     client = RunClient(place)
     disk = str(place / "disk")
     tier = DiskTier(place / "tier")
@@ -359,7 +365,7 @@ def _entries(chaos: Chaos, place: Path) -> list[Entry]:
     return entries
 
 
-# -- processes ----------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 _STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system")
 _is_armed = False
@@ -372,12 +378,12 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         raise AssertionError(f"{event}: a process would have been started")
 
 
-sys.addaudithook(_audit)  # it cannot be removed
+sys.addaudithook(_audit)  # the hook cannot be removed
 
 
 @pytest.fixture
 def no_process() -> Iterator[list[str]]:
-    """The names of the calls that would have started a process; each of them fails."""
+    """Yield the names of calls that would have started a process; each of them fails."""
     global _is_armed  # noqa: PLW0603
     _started.clear()
     _is_armed = True
@@ -387,7 +393,7 @@ def no_process() -> Iterator[list[str]]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a log, and the address of a launcher at which nothing listens."""
+    """Make a directory with a log, and the address of a launcher without a server."""
     place = tmp_path_factory.mktemp("wrong")
     (place / "log.txt").write_text("2026-01-01T00:00:00 x\n")
     open_door(place, Door(url="http://127.0.0.1:1", token="t", pid=os.getpid()))
@@ -397,21 +403,25 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def chaos_here(place: Path, request: pytest.FixtureRequest) -> Iterator[Chaos]:
-    """The fixture ``chaos`` on a harness of its own, so that these tests do not count as trainings."""
+    """Yield the fixture ``chaos`` on its own harness, so that these tests do not count as
+    trainings.
+    """
     with Harness(directory=place / "runs") as harness:
         yield Chaos(harness, request.node)
 
 
 @pytest.fixture(scope="module")
 def entries(chaos_here: Chaos, place: Path) -> list[tuple[Entry, str, Any]]:
-    """Every entry with each of its parameters and the annotation of the parameter."""
-    found = _entries(chaos_here, place)
+    """Return every entry with each of its parameters and the annotation of the parameter."""
+    all_entries = _entries(chaos_here, place)
     return [
-        (entry, name, hint) for entry in found for name, hint in sorted(entry.parameters().items())
+        (entry, name, hint)
+        for entry in all_entries
+        for name, hint in sorted(entry.parameters().items())
     ]
 
 
-# -- tests --------------------------------------------------------------------------------------------------------
+# -- tests -----------------------------------------------------------------------------------------
 
 
 @given(st.data())
@@ -438,7 +448,7 @@ def test_a_wrong_call_is_bad_input_and_starts_nothing(
     assert no_process == []
 
 
-#: Calls of ``chaos.run("gpt", ...)``, and what the line says.
+#: Calls of ``chaos.run("gpt", ...)``, and the expected line.
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "text for a number": ({"steps": "x"}, "steps='x': use a value of type int or None"),
     "huge number": (
@@ -518,7 +528,7 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "job with NUL": ({"job": "a\0.py"}, "job='a\\x00.py': name a Python file that exists"),
     "pattern that overflows": (
         {"rules": [LogRule(name="a", pattern="x{99999999999}")]},
-        "mend the regular expression: the repetition number is too large",
+        "correct the regular expression: the repetition number is too large",
     ),
 }
 
@@ -575,7 +585,9 @@ class Mode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """Fields of types that msgspec does not convert, as a fault of a user may have them."""
+    """A class with fields of types that msgspec does not convert, as a fault of a user may have
+    them.
+    """
 
     pair: tuple[Path, int] = (Path("a"), 1)
     paths: list[Path] = dataclasses.field(default_factory=list)
@@ -585,8 +597,8 @@ class Declared:
 
 def test_fields_keep_the_kinds_of_containers_that_are_declared() -> None:
     assert convert_fields(Declared()) == {}
-    given = Declared(pair=["b", 2], paths=[Path("c")], places={Path("d")}, mode="fast")  # type: ignore[arg-type]
-    assert convert_fields(given) == {"pair": (Path("b"), 2), "mode": Mode.FAST}
+    declared = Declared(pair=["b", 2], paths=[Path("c")], places={Path("d")}, mode="fast")  # type: ignore[arg-type]
+    assert convert_fields(declared) == {"pair": (Path("b"), 2), "mode": Mode.FAST}
     with pytest.raises(BadInput, match="give 2 values"):
         convert_fields(Declared(pair=(Path("b"),)))  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"pair\[1\]='c'"):

@@ -1,4 +1,6 @@
-"""What an agent says again to the next coordinator: the living's last words, and who was lost."""
+"""Facts that an agent repeats to the next coordinator: the last messages of living workers, and the
+lost workers.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from chaoskit.wire.messages import (
     Endpoint,
     Formed,
     Healed,
-    Snapshot,
+    OfferedSnapshot,
     SourceFailed,
     StartWorker,
     StopWorker,
@@ -20,11 +22,11 @@ FAILED = WorkerFailed("a.0", "ZeroDivisionError", fatal=False)
 
 
 def unreadable(step: int) -> SourceFailed:
-    copy = Snapshot("b", "b.0", step, 1, 100, "checksum", Endpoint("host", "b", 1, 2, 3))
+    copy = OfferedSnapshot("b", "b.0", step, 1, 100, "checksum", Endpoint("host", "b", 1, 2, 3))
     return SourceFailed("a.0", copy, corrupt=False, detail="")
 
 
-def told(*messages: object) -> list[object]:
+def repeated(*messages: object) -> list[object]:
     facts = Facts()
     for message in messages:
         facts.note(message)
@@ -47,33 +49,40 @@ def test_of_a_lost_worker_only_the_loss_is_told_again() -> None:
 
 
 def test_of_a_worker_that_was_stopped_by_order_nothing_is_told_again() -> None:
-    """Its loss was decided by a coordinator and nobody reports it: its words would pass for those of the living."""
+    """A coordinator decided the loss and no agent reports it: its messages would pass for those of
+    a living worker.
+    """
     facts = Facts()
-    said = (
+    messages = (
         StartWorker("a.0"),
         Formed("a.0", 1),
         StopWorker("a.0", "hung"),
         Healed("a.0", 1),
-    )  # before it was killed
-    for message in said:
+    )  # before the worker was killed
+    for message in messages:
         facts.note(message)
     assert list(facts.tell()) == []
 
 
 def test_why_a_worker_failed_is_told_before_its_loss() -> None:
-    """A coordinator counts what is raised; of a worker that it knows as lost it need not hear."""
-    assert told(FAILED, LOST) == told(LOST, FAILED) == [FAILED, LOST]
+    """A coordinator counts raised errors; it needs no messages of a worker that it knows as
+    lost.
+    """
+    assert repeated(FAILED, LOST) == repeated(LOST, FAILED) == [FAILED, LOST]
 
 
 def test_each_copy_that_failed_is_told_again_until_the_worker_has_the_state() -> None:
-    assert told(unreadable(3), unreadable(4), unreadable(3)) == [unreadable(3), unreadable(4)]
-    assert told(unreadable(3), Healed("a.0", 2)) == [Healed("a.0", 2)]
-    assert told(unreadable(3), LOST) == [LOST]
+    assert repeated(unreadable(3), unreadable(4), unreadable(3)) == [unreadable(3), unreadable(4)]
+    assert repeated(unreadable(3), Healed("a.0", 2)) == [Healed("a.0", 2)]
+    assert repeated(unreadable(3), LOST) == [LOST]
 
 
 def test_what_a_coordinator_has_in_its_record_is_not_kept() -> None:
-    """It says so by giving up the worker. Else everything that ever ended would be told in every hello."""
-    assert told(FAILED, LOST, StopWorker("a.0", "killed")) == []
+    """The coordinator shows this by giving up the worker.
+
+    Otherwise each hello would contain every worker that ever ended.
+    """
+    assert repeated(FAILED, LOST, StopWorker("a.0", "killed")) == []
     facts = Facts()
     for message in (LOST, StopWorker("a.0", "killed")):
         facts.note(message)
@@ -81,7 +90,9 @@ def test_what_a_coordinator_has_in_its_record_is_not_kept() -> None:
 
 
 def test_after_any_number_of_workers_nothing_is_left() -> None:
-    """Their connections end before or after the coordinator has heard of it, which may answer twice."""
+    """Ended workers leave no facts, whether their connection ends before or after the answers of
+    the coordinator.
+    """
     empty = {name: len(kept) for name, kept in vars(Facts()).items()}
     facts = Facts()
     for number in range(100):

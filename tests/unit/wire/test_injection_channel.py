@@ -28,9 +28,9 @@ from chaoskit.wire.messages import (
 
 @contextlib.contextmanager
 def channel(
-    directory: Path, heard: list[Any]
+    directory: Path, incoming: list[Any]
 ) -> Iterator[tuple[InjectionChannel, Callable[..., None]]]:
-    """A channel that listens, and what lets it, until a condition holds."""
+    """Yield an open channel, and a function that runs its loop until a condition holds."""
     planned = (Trigger("fault0", 1, 5, "reduce"),)
     with (
         asyncio.Runner() as runner,
@@ -44,15 +44,15 @@ def channel(
                 await asyncio.sleep(0.002)
 
         async def open_it() -> None:
-            opened.open(heard.append)
+            opened.open(incoming.append)
 
         runner.run(open_it())
         yield opened, lambda condition: runner.run(until(condition))
 
 
 def test_a_line_is_armed_heard_and_told(tmp_path: Path) -> None:
-    heard: list[Any] = []
-    with channel(tmp_path, heard) as (opened, let):
+    incoming: list[Any] = []
+    with channel(tmp_path, incoming) as (opened, let):
         opened.arm_node("node1", Trigger("fault1", -1, -1, "load"))
         line, other = dial(opened.door, "node1", "node1.0"), dial(opened.door, "node2")
         assert line is not None
@@ -60,10 +60,10 @@ def test_a_line_is_armed_heard_and_told(tmp_path: Path) -> None:
         let(lambda: await_readable([line.fileno()], 0.0))
         armed = line.receive()
         assert isinstance(armed, ArmTriggers)
-        assert [one.fault for one in armed.triggers] == ["fault0", "fault1"]
+        assert [trigger.fault for trigger in armed.triggers] == ["fault0", "fault1"]
         line.send(ThreadAnswered("node1.0", 3))
-        let(lambda: heard)
-        assert heard == [ThreadAnswered("node1.0", 3)]
+        let(lambda: incoming)
+        assert incoming == [ThreadAnswered("node1.0", 3)]
         let(
             lambda: opened.tell(
                 "node2", DaemonAct("fault0", InjectionAct("break", {"place": "write"}))
@@ -77,9 +77,9 @@ def test_a_line_is_armed_heard_and_told(tmp_path: Path) -> None:
 
 
 def test_a_line_without_the_token_is_not_heard(tmp_path: Path) -> None:
-    """The socket belongs to this user alone, and what may connect must know the token, too."""
-    heard: list[Any] = []
-    with channel(tmp_path, heard) as (opened, let):
+    """The socket belongs to this user alone, and a client must know the token, too."""
+    incoming: list[Any] = []
+    with channel(tmp_path, incoming) as (opened, let):
         assert (tmp_path / "injection").stat().st_mode & 0o777 == 0o600
         wrong = dial(msgspec.structs.replace(opened.door, token="guessed"), "node1", "node1.0")
         early = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -90,11 +90,11 @@ def test_a_line_without_the_token_is_not_heard(tmp_path: Path) -> None:
         assert wrong.receive() is None
         assert early.recv(100) == b""
         early.close()
-    assert heard == []
+    assert incoming == []
 
 
 def test_a_plan_of_a_thousand_triggers_arrives_whole(tmp_path: Path) -> None:
-    """In several messages, of which the last one says that it is."""
+    """The plan takes several messages, of which the last is marked as the last."""
     planned = tuple(Trigger(f"fault{number}", 1, number, "reduce") for number in range(1000))
     with (
         asyncio.Runner() as runner,
@@ -105,13 +105,13 @@ def test_a_plan_of_a_thousand_triggers_arrives_whole(tmp_path: Path) -> None:
             opened.open(lambda report: None)
             line = dial(opened.door, "node1", "node1.0")
             assert line is not None
-            found: list[ArmTriggers] = []
-            while not found or found[-1].more:
+            messages: list[ArmTriggers] = []
+            while not messages or messages[-1].more:
                 await asyncio.sleep(0.001)
                 while await_readable([line.fileno()], 0.0):
-                    found.append(line.receive())
+                    messages.append(line.receive())
             line.close()
-            return found
+            return messages
 
         parts = runner.run(armed())
     assert [trigger for part in parts for trigger in part.triggers] == [*planned]

@@ -1,4 +1,6 @@
-"""The control protocol: framing that survives any cut, refusal of anything else, the mutual proof of the token."""
+"""The control protocol: framing that survives any cut, refusal of anything else, the mutual proof
+of the token.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from enum import EnumType
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -26,7 +29,7 @@ from support.nodes.network import accept
 
 from chaoskit.errors import Refused
 from chaoskit.wire import frames, messages
-from chaoskit.wire.frames import Splitter
+from chaoskit.wire.frames import FrameSplitter
 from chaoskit.wire.messages import Accepted, Endpoint, Formed, Healed, Proof, Put, StopWorker
 
 TOKEN = "correct-horse-battery-staple-0451"
@@ -34,11 +37,11 @@ WAIT_S = 20.0
 Address = tuple[str, int]
 
 
-# -- frames -------------------------------------------------------------------------------------------------------
+# -- frames ----------------------------------------------------------------------------------------
 
 
 def _values(kind: Any) -> st.SearchStrategy[Any]:
-    """Values of an annotation that occurs in a message."""
+    """Return a strategy for values of an annotation that occurs in a message."""
     origin, arguments = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = get_type_hints(kind, include_extras=True)
@@ -51,6 +54,8 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
         if arguments[-1] is Ellipsis:
             return st.lists(_values(items[0]), max_size=3).map(tuple)
         return st.tuples(*map(_values, items))
+    if isinstance(kind, EnumType):
+        return st.sampled_from(kind)
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin in (types.UnionType, Union):
@@ -84,10 +89,10 @@ any_message = st.sampled_from(KINDS).flatmap(_values)
 def test_messages_survive_any_cut_of_the_stream(
     sent: list[messages.Message], data: st.DataObject
 ) -> None:
-    """Whatever pieces a stream arrives in, the messages in it come out once, whole and in order."""
+    """The messages of a stream come out once, whole and in order, for any cut into pieces."""
     stream = b"".join(map(frames.encode, sent))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8), label="cuts"))
-    splitter = Splitter()
+    splitter = FrameSplitter()
     received = []
     for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         received += splitter.feed(stream[start:stop])
@@ -96,24 +101,26 @@ def test_messages_survive_any_cut_of_the_stream(
 
 
 def test_a_message_comes_out_with_its_last_byte_and_not_before() -> None:
-    """Fed byte by byte, a frame gives nothing until it is complete, and then its message at once."""
+    """Fed byte by byte, a frame yields no message until it is complete, and then its message at
+    once.
+    """
     sent = [Formed("a", 1), Put(3, "key", b"\x00\xff" * 300), Healed("b", 2)]
     ends = [
         sum(len(frames.encode(message)) for message in sent[: count + 1])
         for count in range(len(sent))
     ]
     stream = b"".join(map(frames.encode, sent))
-    splitter = Splitter()
-    seen = {
-        number + 1: found
+    splitter = FrameSplitter()
+    by_position = {
+        number + 1: fed
         for number in range(len(stream))
-        if (found := splitter.feed(stream[number : number + 1]))
+        if (fed := splitter.feed(stream[number : number + 1]))
     }
-    assert seen == {end: [message] for end, message in zip(ends, sent, strict=True)}
+    assert by_position == {end: [message] for end, message in zip(ends, sent, strict=True)}
 
 
 def test_every_kind_of_message_has_a_tag_of_its_own() -> None:
-    """The name of the class is what stands on the wire, so no two kinds can be taken for each other."""
+    """The name of the class is sent on the wire, so no two kinds can be confused."""
     subclasses = {
         kind
         for kind in messages.Message.__subclasses__()
@@ -157,18 +164,20 @@ REFUSED_BODIES = {
 
 @pytest.mark.parametrize("body", REFUSED_BODIES.values(), ids=REFUSED_BODIES.keys())
 def test_what_is_not_a_message_is_refused(body: bytes) -> None:
-    """Unknown fields, unknown types and anything malformed raise Refused, whole or inside a frame."""
+    """Unknown fields, unknown types and anything malformed raise Refused, whole or inside a
+    frame.
+    """
     with pytest.raises(Refused):
         frames.decode(body)
     with pytest.raises(Refused):
-        Splitter().feed(struct.pack("!I", len(body)) + body)
+        FrameSplitter().feed(struct.pack("!I", len(body)) + body)
 
 
 @settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.binary(max_size=200))
 @example(b"\xc1")
 def test_garbage_is_a_message_or_refused(body: bytes) -> None:
-    """No bytes make the decoder raise anything but Refused: a stranger cannot bring a server down."""
+    """The decoder raises only Refused, for any bytes: a stranger cannot bring a server down."""
     try:
         frames.decode(body)
     except Refused:
@@ -180,7 +189,7 @@ def test_garbage_is_a_message_or_refused(body: bytes) -> None:
 def test_a_damaged_message_is_a_message_or_refused(
     message: messages.Message, data: st.DataObject
 ) -> None:
-    """Changed bytes in a valid message lead to another valid message or to Refused, to nothing else."""
+    """Changed bytes in a valid message lead to another valid message or to Refused."""
     body = bytearray(frames.encode(message)[4:])
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -191,7 +200,7 @@ def test_a_damaged_message_is_a_message_or_refused(
 
 
 class _Trap:
-    """Unpickling this creates a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -201,14 +210,14 @@ class _Trap:
 
 
 def test_pickles_are_refused_and_not_run(tmp_path: Path) -> None:
-    """Pickle bytes are refused as a frame, as a body and inside one; what they would do does not happen."""
+    """Pickle bytes are refused as a frame, as a body and inside one; their code does not run."""
     sprung = tmp_path / "sprung"
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         data = pickle.dumps(_Trap(sprung), protocol)
         with pytest.raises(Refused):
             frames.decode(data)
         with pytest.raises(Refused):
-            Splitter().feed(data)
+            FrameSplitter().feed(data)
         assert frames.decode(frames.encode(Put(1, "k", data))[4:]) == Put(1, "k", data), (
             "bytes stay bytes"
         )
@@ -222,23 +231,25 @@ def _header(size_bytes: int) -> bytes:
 
 
 def test_an_oversized_frame_is_refused_by_its_header() -> None:
-    """A frame that claims to be too long is refused before any of its body is awaited; the longest is not."""
+    """A frame that claims to be too long is refused before any of its body is awaited; the longest
+    is not.
+    """
     over = _header(frames.FRAME_BYTES_MAX + 1)
     with pytest.raises(Refused, match="more than"):
-        Splitter().feed(over)
-    assert Splitter().feed(_header(frames.FRAME_BYTES_MAX)) == []
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.settimeout(WAIT_S)
-        theirs.sendall(over)
+        FrameSplitter().feed(over)
+    assert FrameSplitter().feed(_header(frames.FRAME_BYTES_MAX)) == []
+    near, far = socket.socketpair()
+    with near, far:
+        near.settimeout(WAIT_S)
+        far.sendall(over)
         with pytest.raises(Refused, match="more than"):
-            frames.receive(ours)
+            frames.receive(near)
 
     async def read() -> None:
-        ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        with theirs:
-            theirs.sendall(over)
+        near, far = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=near)
+        with far:
+            far.sendall(over)
             with pytest.raises(Refused, match="more than"):
                 await asyncio.wait_for(frames.read_message(reader), WAIT_S)
         writer.close()
@@ -247,7 +258,9 @@ def test_an_oversized_frame_is_refused_by_its_header() -> None:
 
 
 def test_a_connection_that_the_network_gave_up_is_a_connection_error() -> None:
-    """The kernel may say "no route to host": an OSError that ended the coordinator, or an agent, as a bug of ours."""
+    """The kernel may report "no route to host": an OSError that once ended the coordinator, or an
+    agent, like a bug.
+    """
 
     async def read() -> None:
         reader = asyncio.StreamReader()
@@ -259,23 +272,25 @@ def test_a_connection_that_the_network_gave_up_is_a_connection_error() -> None:
 
 
 def test_a_stream_that_ends_inside_a_message_is_a_connection_error() -> None:
-    """Both readers report the end of a stream as ConnectionError, in a header, in a body and between messages."""
+    """Both readers report the end of a stream as ConnectionError, in a header, in a body and
+    between messages.
+    """
     frame = frames.encode(Formed("w", 7))
     for length in (0, 2, 4, len(frame) - 1):
-        ours, theirs = socket.socketpair()
-        with ours:
-            ours.settimeout(WAIT_S)
-            theirs.sendall(frame + frame[:length])
-            theirs.close()
-            assert frames.receive(ours) == Formed("w", 7)
+        near, far = socket.socketpair()
+        with near:
+            near.settimeout(WAIT_S)
+            far.sendall(frame + frame[:length])
+            far.close()
+            assert frames.receive(near) == Formed("w", 7)
             with pytest.raises(ConnectionError):
-                frames.receive(ours)
+                frames.receive(near)
 
         async def read(length: int = length) -> None:
-            ours, theirs = socket.socketpair()
-            reader, writer = await asyncio.open_connection(sock=ours)
-            theirs.sendall(frame + frame[:length])
-            theirs.close()
+            near, far = socket.socketpair()
+            reader, writer = await asyncio.open_connection(sock=near)
+            far.sendall(frame + frame[:length])
+            far.close()
             assert await asyncio.wait_for(frames.read_message(reader), WAIT_S) == Formed("w", 7)
             with pytest.raises(ConnectionError):
                 await asyncio.wait_for(frames.read_message(reader), WAIT_S)
@@ -284,11 +299,11 @@ def test_a_stream_that_ends_inside_a_message_is_a_connection_error() -> None:
         asyncio.run(read())
 
 
-# -- the handshake, over TCP --------------------------------------------------------------------------------------
+# -- the handshake, over TCP -----------------------------------------------------------------------
 
 
 def _serve_blocking(connection: socket.socket, token: str) -> float | None:
-    """Authenticate, then answer one ping; gives the socket's timeout after the handshake."""
+    """Authenticate, then answer a ping. Return the socket's timeout after the handshake."""
     with connection:
         accept(connection, token)
         timeout_s = connection.gettimeout()
@@ -344,7 +359,7 @@ clients = pytest.mark.parametrize("call", CLIENTS.values(), ids=CLIENTS.keys())
 
 @contextmanager
 def _listening(serve: Callable[[socket.socket], Any]) -> Iterator[tuple[Address, Future[Any]]]:
-    """A server for one connection: its address, and what became of it."""
+    """Run a server for one connection. Yield its address, and the future of its result."""
     with ThreadPoolExecutor(1) as pool, socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(WAIT_S)
 
@@ -365,7 +380,9 @@ def _listening(serve: Callable[[socket.socket], Any]) -> Iterator[tuple[Address,
 def test_both_sides_that_know_the_token_can_talk(
     serve: Callable[..., Any], call: Callable[..., Any]
 ) -> None:
-    """After the handshake messages pass, for every pair of blocking and asyncio ends, without a time limit left."""
+    """Messages pass after the handshake for every pair of blocking and asyncio ends, without a
+    remaining time limit.
+    """
     with _listening(lambda connection: serve(connection, TOKEN)) as (address, served):
         assert call(address, TOKEN) == Healed("w", 42)
         assert served.result(WAIT_S) is None
@@ -385,7 +402,9 @@ def test_a_wrong_token_is_refused_on_both_sides(
 
 
 def _rogue(answer: Callable[[Proof], messages.Message]) -> Callable[[socket.socket], bytes]:
-    """A server that does not know the token and answers the client's proof with ``answer``; gives what came next."""
+    """Return a server without the token that answers the client's proof with ``answer``, and
+    returns the next bytes.
+    """
 
     def serve(connection: socket.socket) -> bytes:
         frames.send(connection, messages.Challenge(bytes(32)))
@@ -411,7 +430,7 @@ ROGUES: dict[str, Callable[[Proof], messages.Message]] = {
 def test_a_server_that_does_not_know_the_token_is_refused(
     call: Callable[..., Any], answer: Callable[[Proof], messages.Message]
 ) -> None:
-    """The proof is mutual: a client tells a false server nothing and hangs up at once."""
+    """The proof is mutual: a client sends a false server no data and hangs up at once."""
     with _listening(_rogue(answer)) as (address, served):
         with pytest.raises(Refused, match="does not know the token") as caught:
             call(address, TOKEN)
@@ -423,7 +442,7 @@ def test_a_server_that_does_not_know_the_token_is_refused(
 
 @clients
 def test_a_server_that_speaks_first_of_something_else_is_refused(call: Callable[..., Any]) -> None:
-    """A client does not prove anything to a server that opens with another message."""
+    """A client sends no proof to a server that opens with another message."""
     serving = _listening(lambda connection: frames.send(connection, Healed("w", 1)))
     with serving as (address, _), pytest.raises(Refused, match="expected a challenge"):
         call(address, TOKEN)
@@ -443,7 +462,7 @@ def test_a_client_that_skips_the_proof_is_refused(serve: Callable[..., Any]) -> 
 
 
 class _Tap:
-    """A TCP relay that keeps what it passes on."""
+    """A TCP relay that records the bytes that it passes on."""
 
     def __init__(self, target: Address) -> None:
         self._target = target
@@ -477,7 +496,7 @@ class _Tap:
             return
 
     def finish(self) -> tuple[bytes, bytes]:
-        """What went to the server and to the client."""
+        """Return the bytes that went to the server and to the client."""
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
         self._listener.close()
@@ -503,10 +522,12 @@ def _tapped(
 def test_nothing_of_the_token_is_on_the_wire(
     serve: Callable[..., Any], call: Callable[..., Any], server_token: str
 ) -> None:
-    """Neither the token nor a piece or a plain hash of it passes, whether the connection is accepted or refused."""
+    """The token, a piece or a plain hash of it never passes, whether the connection is accepted or
+    refused.
+    """
     frames = b"".join(_tapped(serve, call, server_token))
     assert b"Challenge" in frames
-    assert b"Proof" in frames, "the tap must have heard the handshake"
+    assert b"Proof" in frames, "the tap must have recorded the handshake"
     token = TOKEN.encode()
     pieces = [token[start : start + 5] for start in range(len(token) - 4)]
     encoded = [token.hex().encode(), base64.b64encode(token), token[::-1]]
@@ -519,9 +540,11 @@ def test_nothing_of_the_token_is_on_the_wire(
 
 @servers
 def test_a_replayed_proof_is_refused(serve: Callable[..., Any]) -> None:
-    """A proof that was good once is worth nothing on a second connection: the server's challenge is a new one."""
+    """A proof that was good once is worthless on a second connection: the server's challenge is a
+    new one.
+    """
     to_server, _ = _tapped(serve, _call_blocking)
-    proof = Splitter().feed(to_server)[0]
+    proof = FrameSplitter().feed(to_server)[0]
     assert isinstance(proof, Proof)
     with _listening(lambda connection: serve(connection, TOKEN)) as (address, served):
         with socket.create_connection(address, timeout=WAIT_S) as connection:
@@ -534,7 +557,9 @@ def test_a_replayed_proof_is_refused(serve: Callable[..., Any]) -> None:
 
 @clients
 def test_a_replayed_server_is_refused(call: Callable[..., Any]) -> None:
-    """What a true server once said does not make a false one true: the client's nonce is a new one."""
+    """A recorded answer of a true server does not make a false one true: the client's nonce is a
+    new one.
+    """
     _, to_client = _tapped(_serve_blocking, call)
 
     def replay(connection: socket.socket) -> None:
@@ -549,7 +574,9 @@ def test_a_replayed_server_is_refused(call: Callable[..., Any]) -> None:
 
 
 def test_a_proof_cannot_be_used_in_the_other_direction() -> None:
-    """A client's digest does not serve as the server's, so nobody is served by being asked himself."""
+    """A client's digest does not serve as the server's, so no client is served by being asked
+    itself.
+    """
     client, server = frames.Handshake(TOKEN), frames.Handshake(TOKEN)
     proof = client.answer(server.challenge())
     accepted = server.accept(proof)
@@ -562,7 +589,7 @@ def test_a_proof_cannot_be_used_in_the_other_direction() -> None:
 
 
 def test_silence_in_a_handshake_ends_at_the_time_limit() -> None:
-    """A client gives up on a server that says nothing, and closes what it opened."""
+    """A client gives up on a silent server, and closes what it opened."""
 
     def say_nothing(connection: socket.socket) -> bytes:
         return connection.recv(1)

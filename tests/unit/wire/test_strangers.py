@@ -1,4 +1,6 @@
-"""What connections cost that do not know the token, at every door of a run: nearly nothing, and no client waits."""
+"""The cost of connections without the token, at every door of a run: nearly nothing, and no client
+waits.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from torch.optim import SGD
 
 from chaoskit.checkpoint.peer import protocol
 from chaoskit.checkpoint.peer.server import CopyServer
-from chaoskit.coordinator.refusals import Refusals
+from chaoskit.coordinator.refused_connections import Refusals
 from chaoskit.health import pair
 from chaoskit.health.pair import PairServer
 from chaoskit.journal import read_events
@@ -30,13 +32,13 @@ from chaoskit.wire import frames
 from chaoskit.wire.messages import AgentHello, Challenge, EndJob, Endpoint, ObserverHello, Welcome
 
 HOST, TOKEN = "127.0.0.1", "token"
-#: More than any door keeps without a proof.
+#: More connections than any door keeps without a proof.
 MANY = 300
-#: A door that closes a connection does so at once; one that waits for more than this waits for the stranger.
+#: A door that closes a connection does so at once; a door that takes longer waits for the stranger.
 SOON_S = 5.0
 
 Address = tuple[str, int]
-#: Where a door is, and a client that knows the token and is served there.
+#: The address of a door, and a client that knows the token and is served there.
 Door = tuple[Address, Callable[[], object]]
 
 
@@ -73,7 +75,7 @@ def copies() -> Iterator[Door]:
         with frames.connect(address, TOKEN, LIMIT_S) as connection:
             connection.settimeout(LIMIT_S)
             protocol.send(connection, protocol.Ask(""))
-            assert protocol.receive(connection) == protocol.Holding(())
+            assert protocol.receive(connection) == protocol.PeerHolding(())
 
     try:
         yield address, client
@@ -100,12 +102,12 @@ def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Door]:
 
 
 def stranger(address: Address) -> socket.socket:
-    """A connection that says nothing."""
+    """Open a connection that sends nothing."""
     return socket.create_connection(address, LIMIT_S)
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the other side has closed it; what it has said is read."""
+    """Return whether the other side has closed the connection; its data is read."""
     connection.setblocking(False)
     try:
         while connection.recv(4096):
@@ -118,7 +120,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_silent_strangers_are_sent_away_and_keep_no_client_waiting(door: Door) -> None:
-    """Where there are too many the first one goes; a client shows its token within a round trip."""
+    """The first of too many connections is closed; a client shows its token within a round trip."""
     address, client = door
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(stranger(address)) for _ in range(MANY)]
@@ -136,8 +138,8 @@ def test_a_stranger_costs_no_thread(door: Door) -> None:
     before = threading.active_count()
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(stranger(address)) for _ in range(20)]
-        for one in strangers:
-            assert isinstance(frames.receive(one), Challenge), (
+        for connection in strangers:
+            assert isinstance(frames.receive(connection), Challenge), (
                 "it was let in, and has to prove itself"
             )
         assert threading.active_count() <= before
@@ -145,7 +147,7 @@ def test_a_stranger_costs_no_thread(door: Door) -> None:
 
 
 def test_a_frame_that_is_too_long_for_a_proof_ends_the_connection(door: Door) -> None:
-    """Before the rest of it has come."""
+    """The connection ends before the rest of the frame has come."""
     address, client = door
     with stranger(address) as connection:
         assert isinstance(frames.receive(connection), Challenge)
@@ -157,7 +159,9 @@ def test_a_frame_that_is_too_long_for_a_proof_ends_the_connection(door: Door) ->
 def test_a_flood_costs_a_line_and_is_counted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first refusal is written down at once; what follows within a minute is told when the run ends."""
+    """The first refusal is written down at once; those within a minute are counted and reported
+    when the run ends.
+    """
     with serving(tmp_path) as coordinator:
         for _ in range(MANY):
             send_long_frame(coordinator.address)
@@ -192,7 +196,7 @@ def test_a_refusal_that_cannot_be_written_down_ends_no_coordinator(
 
 
 def send_long_frame(address: Address) -> None:
-    """Show no proof, and be sent away."""
+    """Send no proof, and wait until the connection is closed."""
     with stranger(address) as connection:
         assert isinstance(frames.receive(connection), Challenge)
         connection.sendall(struct.pack("!I", 4096))
@@ -211,15 +215,15 @@ def test_refusals_are_summed_up_once_a_minute() -> None:
     refusals, summaries = Refusals(), []
     for tenth_s in range(1800):
         refusals.add(f"the token\nis wrong {'x' * 1000}")
-        if (summary := refusals.due(tenth_s / 10)) is not None:
+        if (summary := refusals.take_due_summary(tenth_s / 10)) is not None:
             summaries.append(summary)
     assert [summary.count for summary in summaries] == [1, 600, 600]
     assert all(len(summary.reason) == 200 and "\n" not in summary.reason for summary in summaries)
-    assert refusals.due(180.0 - 0.1) is None
-    last = refusals.rest(180.0)
+    assert refusals.take_due_summary(180.0 - 0.1) is None
+    last = refusals.take_summary(180.0)
     assert last is not None
     assert last.count == 599
-    assert refusals.rest(1000.0) is None
+    assert refusals.take_summary(1000.0) is None
 
 
 def test_a_server_that_does_not_know_the_token_cannot_send_a_long_frame() -> None:

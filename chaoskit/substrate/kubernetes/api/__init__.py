@@ -1,1 +1,1 @@
-"""Requests to the API server of a cluster, and the rights that they need."""
+"""Access to the API server: requests, the rights that they need, and leases."""

@@ -1,4 +1,7 @@
-"""Requests to the API server that no run waits for: labels and annotations of pods, and Events."""
+"""Requests to the API server that no run waits for: labels and annotations of pods, and Events.
+
+-> kubernetes/events.py makes the Events; kubernetes/substrate.py the labels.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,26 @@ from dataclasses import dataclass
 
 from chaoskit.substrate.kubernetes.api.requests import ApiError
 
-_LIMIT = 256  # requests that wait: some minutes of a run in which much is lost
+_LIMIT = 256  # queued requests: some minutes of a run with many losses
 _PAUSE_S = 1.0
 _PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    act: Callable[[], object]
-    refused: Callable[[ApiError], None]
+    send: Callable[[], object]
+    on_refused: Callable[[ApiError], None]
 
 
 class BackgroundRequests:
     """A bounded queue of requests, which a thread of its own makes one after the other.
 
-    A request that the server does not answer is made again, for two minutes at most. One that the server refuses is
-    not. Nothing that a request raises reaches the caller.
+    A request that the server does not answer is repeated, for two minutes at most. A refused
+    request is not repeated. No error of a request reaches the caller.
 
     Args:
         limit: number of requests that may wait; further ones are left out.
-        pause_s: time between two attempts.
+        pause_s: seconds between two attempts.
 
     Attributes:
         left_out: number of requests that were left out.
@@ -46,18 +49,21 @@ class BackgroundRequests:
 
     def submit(
         self,
-        act: Callable[[], object],
+        send: Callable[[], object],
         key: Hashable = None,
-        refused: Callable[[ApiError], None] = lambda error: None,
+        on_refused: Callable[[ApiError], None] = lambda error: None,
     ) -> None:
-        """Have a request made, and return at once.
+        """Queue a request and return at once.
+
+        It is left out if the queue is full, and dropped if the queue is closed.
 
         Args:
-            act: makes the request. It may raise ApiError.
-            key: a request with the same key that still waits is replaced, such as older labels of the same pod.
-            refused: is called on the thread with the answer of a server that refuses the request.
+            send: makes the request. It may raise ApiError.
+            key: a request with the same key that still waits is replaced, such as older labels of
+                the same pod.
+            on_refused: called on the thread with the error if the server refuses the request.
         """
-        request = _Request(act, refused)
+        request = _Request(send, on_refused)
         with self._change:
             if self._is_closing:
                 return
@@ -85,6 +91,7 @@ class BackgroundRequests:
             self._waiting.clear()
 
     def _run(self) -> None:
+        """Make the queued requests until the queue is closed. This runs in the thread."""
         while (request := self._next()) is not None:
             until_s = time.monotonic() + _PATIENCE_S
             while not self._is_over(request) and time.monotonic() < until_s:
@@ -92,23 +99,26 @@ class BackgroundRequests:
                     return
 
     def _next(self) -> _Request | None:
-        """Wait for a request; None when the queue is closed and empty."""
+        """Wait for a request and return it, or None when the queue is closed and empty."""
         with self._change:
             self._change.wait_for(lambda: self._waiting or self._is_closing)
             return self._waiting.popitem(last=False)[1] if self._waiting else None
 
     def _is_over(self, request: _Request) -> bool:
-        """Make a request. Return False if the server did not answer, so that it is to be made again."""
-        with contextlib.suppress(Exception):  # a request that no run waits for must not cost a run
+        """Make a request, and return whether it is done with.
+
+        It must be repeated if the server did not answer. Nothing is raised.
+        """
+        with contextlib.suppress(Exception):  # an error of such a request must not end a run
             try:
-                request.act()
+                request.send()
             except ApiError as error:
                 if not error.is_refusal:
                     return False
-                request.refused(error)
+                request.on_refused(error)
         return True
 
     def _pause(self) -> bool:
-        """Wait between two attempts. Return whether the queue is closing, so that there is no further one."""
+        """Wait between two attempts, and return True if there is no further one, as it closes."""
         with self._change:
             return self._change.wait_for(lambda: self._is_closing, self._pause_s)

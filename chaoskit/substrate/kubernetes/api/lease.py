@@ -1,8 +1,10 @@
-"""A Lease of a namespace: what one process at a time may do there.
+"""A Lease of a namespace: the right of a single process at a time to run there.
 
-A holder renews its Lease. One that has died does not, so a Lease that stays the same for as long as it says is taken by
-the next. No clocks of two machines are compared: a process that waits counts by itself how long nothing has changed,
-and a holder how long it could not renew.
+A holder renews its Lease. A Lease that stays the same for its whole duration has a dead holder, and
+the next process takes it. The clocks of two machines are never compared. A waiting process measures
+by itself how long the Lease has not changed, and a holder how long it could not renew.
+
+-> nightly/places.py: what a night does when it cannot have the Lease, or loses it.
 """
 
 from __future__ import annotations
@@ -19,26 +21,31 @@ from chaoskit.errors import BadInput
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 
 RENEW_S = 10.0
-#: A holder that could not renew for so long must stop: more than :class:`faults.StopApiServer` usually lasts.
+#: Time without a renewal after which a holder must stop. :class:`faults.StopApiServer` is usually
+#: shorter.
 GIVE_UP_S = 90.0
-#: A Lease that has not been renewed for so long is taken by another one. By then its holder has stopped, and has put
-#: back what it had broken.
+#: Time without a renewal after which another process takes a Lease. By then its holder has stopped
+#: and has repaired what it had broken.
 LEASE_S = 300
 _LOOK_S = 1.0
-#: A label: holders of one Job follow each other, and Kubernetes makes the next when the last has ended.
+#: Label of the Job of a holder. Kubernetes starts the next holder of a Job when the last has ended.
 _JOB = "chaoskit.dev/job"
 
 
 class NamespaceLease:
-    """One Lease, as a holder sees it.
+    """A Lease, as a holder sees it.
 
     Args:
-        holder: no other process has this name. job: of Kubernetes, to which it belongs; "" for none.
-        what: it is for, in the words of a refusal: ``a night``.
-        lasts_s: without being renewed. A holder that dies is waited for that long, but by another one of its Job.
+        api: client of the namespace.
+        name: name of the Lease.
+        holder: name of this holder, which no other process has.
+        holder_kind: the kind of its holders in messages, such as ``a night``.
+        job: Kubernetes Job of the holder; "" for none. A new holder of a Job does not wait for a
+            dead one of the same Job.
+        lasts_s: seconds without a renewal after which the holder counts as dead.
 
     Attributes:
-        trouble: why the holder must stop; "" while it may go on.
+        trouble: reason for which the holder must stop; "" while it may continue.
     """
 
     def __init__(
@@ -47,39 +54,43 @@ class NamespaceLease:
         name: str,
         holder: str,
         *,
-        what: str,
+        holder_kind: str,
         job: str = "",
         lasts_s: int = LEASE_S,
     ) -> None:
-        self._api, self._name, self._what, self._lasts_s = api, name, what, lasts_s
+        self._api, self._name, self._holder_kind, self._lasts_s = api, name, holder_kind, lasts_s
         self._holder, self._job = holder, job
         self._renewed_s = 0.0
         self.trouble = ""
 
     def take(self, tell: Callable[[str], None]) -> str:
-        """Hold it. A holder that may have died is waited for; ``tell`` hears of that.
+        """Take the Lease, and return the name of the dead holder before, or "" if there was none.
 
-        Gives the name of the one that has died; "" if none has.
+        If another holder may be dead, wait for a sign of it, and report that by ``tell``. This may
+        take as long as that Lease lasts.
 
         Raises:
-            BadInput: if another holder is alive. ApiError: if the server refuses it.
+            BadInput: if another holder is alive, or was faster.
+            ApiError: if the server refuses a request or does not answer.
         """
         while True:
-            found = self._api.create(self._manifest())  # the one that is there, where there is one
-            before = str(found["spec"].get("holderIdentity", ""))
+            lease = self._api.create(self._manifest())  # an existing Lease is returned unchanged
+            before = str(lease["spec"].get("holderIdentity", ""))
             is_free = before in (self._holder, "") or (
-                bool(self._job) and _job_of(found) == self._job
+                bool(self._job) and _job_of(lease) == self._job
             )
-            if is_free or self._is_silent(found["spec"], tell):
+            if is_free or self._is_silent(lease["spec"], tell):
                 break
         began_s = time.monotonic()
-        if (other := self._write(found)) != self._holder:
+        if (other := self._write(lease)) != self._holder:
             self._refuse(other)
         self._renewed_s = began_s
         return "" if before == self._holder else before
 
     def _is_silent(self, spec: dict[str, Any], tell: Callable[[str], None]) -> bool:
-        """Whether a Lease stays the same for as long as it says; not where it is given back meanwhile.
+        """Wait, and return whether a Lease stays the same for its whole duration.
+
+        Return False if it is released meanwhile.
 
         Raises:
             BadInput: if its holder renews it.
@@ -87,52 +98,61 @@ class NamespaceLease:
         lasts_s = float(spec.get("leaseDurationSeconds") or self._lasts_s)
         holder, until_s = spec.get("holderIdentity"), time.monotonic() + lasts_s
         tell(
-            f"{self._what} of {holder} has this namespace; waiting for a sign of it, {lasts_s:g} s at most"
+            f"{self._holder_kind} of {holder} holds the Lease of this namespace; "
+            f"waiting for up to {lasts_s:g} s to see whether it is renewed"
         )
         while time.monotonic() < until_s:
             time.sleep(_LOOK_S)
             try:
-                now = self._api.get("Lease", self._name)["spec"]
+                current = self._api.get("Lease", self._name)["spec"]
             except ApiError as error:
                 if error.status != HTTPStatus.NOT_FOUND:
                     raise
                 return False
-            if now != spec:
-                self._refuse(str(now.get("holderIdentity")))
+            if current != spec:
+                self._refuse(str(current.get("holderIdentity")))
         return True
 
-    def _write(self, found: dict[str, Any]) -> str:
-        """Write our name and the time over what was found, unless another holder was faster. Gives the holder."""
-        ours = self._manifest()
+    def _write(self, lease: dict[str, Any]) -> str:
+        """Write this holder's name and the time, unless another holder was faster.
+
+        Return the holder.
+        """
+        manifest = self._manifest()
         metadata = {
-            "resourceVersion": found["metadata"]["resourceVersion"],
-            "labels": ours["metadata"]["labels"],
+            "resourceVersion": lease["metadata"]["resourceVersion"],
+            "labels": manifest["metadata"]["labels"],
         }
         try:
-            now = self._api.patch("Lease", self._name, {"metadata": metadata, "spec": ours["spec"]})
+            current = self._api.patch(
+                "Lease", self._name, {"metadata": metadata, "spec": manifest["spec"]}
+            )
         except ApiError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
-            now = self._api.get(
-                "Lease", self._name
-            )  # ours, where the answer to our own write was lost
-        return str(now["spec"].get("holderIdentity"))
+            # this holder's own if the answer to its write was lost
+            current = self._api.get("Lease", self._name)
+        return str(current["spec"].get("holderIdentity"))
 
     def _refuse(self, holder: str) -> None:
+        """Raise the BadInput of a process that must wait for another holder."""
         raise BadInput(
-            "namespace", self._api.namespace, f"wait: {self._what} of {holder} runs there"
+            "namespace", self._api.namespace, f"wait: {self._holder_kind} of {holder} runs there"
         )
 
     @contextmanager
     def renewed(self, every_s: float = RENEW_S) -> Iterator[None]:
-        """Renew it as long as a ``with`` lasts, on a thread: :attr:`trouble` says when that has failed."""
+        """Renew the Lease again and again on a thread, inside a ``with``; see :meth:`renew`.
+
+        An error other than an ApiError sets :attr:`trouble` at once.
+        """
         over = threading.Event()
 
         def renew() -> None:
             while not over.wait(every_s):
                 try:
                     self.renew()
-                except Exception as error:  # noqa: BLE001 - a thread that ends would be a holder that is silent
+                except Exception as error:  # noqa: BLE001 - else the holder would be silent
                     self.trouble = f"the Lease {self._name} cannot be renewed: {error!r}"
 
         thread = threading.Thread(target=renew, name="lease", daemon=True)
@@ -144,13 +164,16 @@ class NamespaceLease:
             thread.join()
 
     def renew(self) -> None:
-        """Say that the holder is alive, or note why it must stop."""
+        """Renew the Lease once, or set :attr:`trouble` if the holder must stop.
+
+        No ApiError is raised: a server that does not answer may do so next time.
+        """
         began_s = time.monotonic()
         try:
-            found = self._api.get("Lease", self._name)
-            other = str(found["spec"].get("holderIdentity"))
+            lease = self._api.get("Lease", self._name)
+            other = str(lease["spec"].get("holderIdentity"))
             if other == self._holder:
-                other = self._write(found)
+                other = self._write(lease)
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 self.trouble = f"the Lease {self._name} of namespace {self._api.namespace} is gone"
@@ -162,14 +185,17 @@ class NamespaceLease:
         if other == self._holder:
             self._renewed_s = began_s
         else:
-            self.trouble = f"{self._what} of {other} has taken the namespace {self._api.namespace}"
+            self.trouble = (
+                f"{self._holder_kind} of {other} has taken the namespace {self._api.namespace}"
+            )
 
     def release(self) -> None:
-        """Give it back, if it is ours still. Raises ApiError."""
+        """Delete the Lease if this holder still has it. Raises ApiError, also if it is gone."""
         if self._api.get("Lease", self._name)["spec"].get("holderIdentity") == self._holder:
             self._api.delete("Lease", self._name)
 
     def _manifest(self) -> dict[str, Any]:
+        """Return the Lease with this holder and the present time."""
         labels = {"app.kubernetes.io/name": "chaoskit", _JOB: self._job}
         return {
             "apiVersion": "coordination.k8s.io/v1",
@@ -183,5 +209,6 @@ class NamespaceLease:
         }
 
 
-def _job_of(found: dict[str, Any]) -> str:
-    return str(found["metadata"].get("labels", {}).get(_JOB, ""))
+def _job_of(lease: dict[str, Any]) -> str:
+    """Return the Job of the holder of a Lease; "" if it has none."""
+    return str(lease["metadata"].get("labels", {}).get(_JOB, ""))

@@ -1,4 +1,8 @@
-"""Requests to the API server, with limits; what they fail with is told in one line."""
+"""Requests to the API server, with time limits. Their errors are one line long.
+
+-> kubernetes/api/rights.py: the rights that they need; background.py: requests in another thread;
+watch_stream.py: the events of a watch; log_stream.py: the stream of a log.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,22 @@ from collections.abc import Collection, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.substrate.kubernetes.api.log_stream import LogStream
 from chaoskit.substrate.kubernetes.api.rights import with_remedy
+from chaoskit.substrate.kubernetes.api.web_socket import open_web_socket
 from chaoskit.substrate.kubernetes.options import SERVICE_ACCOUNT
 from chaoskit.substrate.kubernetes.template import CONTAINER
 
 ANSWER_S = 10.0
-_KUBELETS = "kube-node-lease"  # the namespace in which each machine has a lease
-#: Kind of these leases, as it is asked for here.
+_KUBELETS = "kube-node-lease"  # namespace of the leases of machines
+#: Kind of these leases in this module.
 _KUBELET = "KubeletLease"
-_PLACES = {
+_PATHS = {
     "Pod": ("/api/v1", "pods"),
     "Secret": ("/api/v1", "secrets"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
@@ -36,24 +43,31 @@ _PLACES = {
     "Event": ("/api/v1", "events"),
     "ResourceQuota": ("/api/v1", "resourcequotas"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "StatefulSet": ("/apis/apps/v1", "statefulsets"),
+    "JobSet": ("/apis/jobset.x-k8s.io/v1alpha2", "jobsets"),
+    "TrainJob": ("/apis/trainer.kubeflow.org/v1alpha1", "trainjobs"),
+    "PyTorchJob": ("/apis/kubeflow.org/v1", "pytorchjobs"),
+    "HyperPodPyTorchJob": ("/apis/sagemaker.amazonaws.com/v1", "hyperpodpytorchjobs"),
 }
-_OF_NO_NAMESPACE = ("Namespace", "Node", _KUBELET)
+_CLUSTER_KINDS = ("Namespace", "Node", _KUBELET)
 _OWN_NAMESPACE = Path(SERVICE_ACCOUNT) / "namespace"
-#: What the client raises where a kubeconfig has another shape.
+#: Errors of the client for a malformed kubeconfig.
 _NO_CONFIG = (TypeError, AttributeError, KeyError, ValueError)
 _BUDGET = "DisruptionBudget"
-_PORT_FORWARD = "v4.channel.k8s.io"
-_AGAIN = (429, 500, 502, 503, 504)
-_AGAIN_UNLESS_MANY = _AGAIN[1:]  # of an eviction 429 is the answer of a budget
-_AGAIN_S = 0.5
+_CHANNELS = "v4.channel.k8s.io"
+_CONFLICTS_MAX = 5  # other clients may change a pod at the same time
+_RETRY_STATUSES = (429, 500, 502, 503, 504)
+_RETRY_STATUSES_OF_EVICTION = _RETRY_STATUSES[1:]  # to an eviction, 429 is the answer of a budget
+_RETRY_PAUSE_S = 0.5
 _EXTRA = "install chaoskit[kubernetes]"
 
 
 class ApiError(HarnessError):
-    """The API server refused a request.
+    """Error of a request that the API server refused or did not answer.
 
     Attributes:
-        status: of HTTP; 0 where it did not answer. causes: reasons of the refusal, as the server names them.
+        status: HTTP status; 0 if the server did not answer.
+        causes: reasons of the refusal that the server names.
     """
 
     def __init__(self, message: str, status: int = 0, causes: frozenset[str] = frozenset()) -> None:
@@ -62,35 +76,44 @@ class ApiError(HarnessError):
 
     @property
     def is_refusal(self) -> bool:
-        """Return whether the same request would be refused again: the server has answered, and is not overloaded."""
+        """True if the same request would be refused again.
+
+        The server has answered, and it is not overloaded.
+        """
         return (
             HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR
-            and self.status not in _AGAIN
+            and self.status not in _RETRY_STATUSES
         )
 
     @property
     def is_silence(self) -> bool:
-        """Return whether the server has not answered at all."""
+        """True if the server has not answered at all."""
         return self.status == 0
 
-
-class EvictionRefused(ApiError):
-    """A PodDisruptionBudget forbids an eviction now."""
+    @property
+    def is_budget_refusal(self) -> bool:
+        """True if a PodDisruptionBudget forbids an eviction now."""
+        return _BUDGET in self.causes
 
 
 class KubernetesApi:
-    """One namespace of a cluster.
+    """Client of a namespace of a cluster.
+
+    A request to an overloaded or restarting server is repeated for 10 s. Errors are ApiError.
 
     Args:
-        context: of the kubeconfig; "" for its current one, or the service account of this pod.
-        namespace: "" for that of the context.
-        kubeconfig: a file; "" for that of $KUBECONFIG, or the usual one.
+        context: context of the kubeconfig; "" for its current one, or the service account of this
+            pod.
+        namespace: name of the namespace; "" for that of the context.
+        kubeconfig: path of the file; "" for that of $KUBECONFIG, or the usual one.
 
     Attributes:
-        arguments: that give the same again, whatever the environment says by then.
+        server: URL of the API server.
+        arguments: arguments that make an equal client in any environment.
 
     Raises:
-        BadInput: if there is no such context, or no client for it.
+        BadInput: if there is no such context, the kubeconfig is not valid, or the client package is
+            missing.
     """
 
     def __init__(self, context: str = "", namespace: str = "", kubeconfig: str = "") -> None:
@@ -100,16 +123,15 @@ class KubernetesApi:
         except ImportError as error:
             raise BadInput("substrate", "kubernetes", f"{_EXTRA}: {error}") from None
         settings = client.Configuration()
-        settings.retries = False  # they would add up behind a limit of ours
-        # as it is now: the client looked when it was imported
+        settings.retries = False  # retries would multiply the time limits of this class
+        # the current value: the client package reads it only when it is imported
         file = (
             kubeconfig
             or os.environ.get("KUBECONFIG")
             or str(Path(config.KUBE_CONFIG_DEFAULT_LOCATION).expanduser())
         )
-        file = os.pathsep.join(
-            str(Path(one).absolute()) for one in file.split(os.pathsep)
-        )  # a guard is elsewhere
+        # absolute, because a guard has another working directory
+        file = os.pathsep.join(str(Path(path).absolute()) for path in file.split(os.pathsep))
         try:
             if Path(file).is_file():
                 msgspec.yaml.decode(Path(file).read_bytes(), type=dict)
@@ -117,85 +139,167 @@ class KubernetesApi:
                 config.load_kube_config(
                     file, context=context or None, client_configuration=settings
                 )
-                context, found = _context_of(config, file, context)
+                context, context_namespace = _context_of(config, file, context)
             except ConfigException:
                 if context:
                     raise
                 config.load_incluster_config(client_configuration=settings)
-                found = _OWN_NAMESPACE.read_text(encoding="utf-8").strip()
+                context_namespace = _OWN_NAMESPACE.read_text(encoding="utf-8").strip()
         except (ConfigException, OSError, msgspec.DecodeError, *_NO_CONFIG) as error:
             remedy = "give a kubeconfig (KUBECONFIG, ~/.kube/config) and a context of it, or run in a pod"
-            raise BadInput("context", context, f"{remedy}: {_line(str(error))}") from None
-        self.namespace, self.server = namespace or found or "default", str(settings.host)
+            raise BadInput("context", context, f"{remedy}: {_one_line(str(error))}") from None
+        self.namespace, self.server = (
+            namespace or context_namespace or "default",
+            str(settings.host),
+        )
         self.arguments = {"context": context, "namespace": self.namespace, "kubeconfig": file}
         self._client = client.ApiClient(settings)
 
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-        """Make an object, and give it; one of this name that is there already, too: names are never used again, so that
-        one is ours. Fields that do not exist are refused. Raises ApiError.
+        """Create an object and return it, or return an existing one of this name.
+
+        The existing object is not changed. Under the name of a session or a pod it is this
+        session's, as these names are never used again. Unknown fields are refused.
+
+        Args:
+            manifest: the object.
+            dry_run: True to only check the object and return it with the server's defaults.
+
+        Raises:
+            ApiError: if the server refuses it or does not answer.
         """
         query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
         path = self._path(manifest["kind"])
         try:
-            return self._ask("POST", path, query, manifest)
+            return self._request_json("POST", path, query, manifest)
         except ApiError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
             try:
-                return self._ask("GET", f"{path}/{manifest['metadata']['name']}")
-            except ApiError:  # it is not there: the conflict was another one, such as of a quota
+                return self._request_json("GET", f"{path}/{manifest['metadata']['name']}")
+            except ApiError:  # no such object: the conflict was another one, such as of a quota
                 raise error from None
 
-    def get(self, kind: str, name: str) -> dict[str, Any]:
-        """An object. Raises ApiError, with status 404 where there is none."""
-        return self._ask("GET", f"{self._path(kind)}/{name}")
+    def get(self, kind: str, name: str, *, is_repeated: bool = True) -> dict[str, Any]:
+        """Return an object. Raises ApiError, with status 404 if there is none.
+
+        Args:
+            is_repeated: False to make the request once, even if the server is overloaded.
+        """
+        statuses = _RETRY_STATUSES if is_repeated else ()
+        return self._request_json("GET", f"{self._path(kind)}/{name}", retry_statuses=statuses)
 
     def last_heard(self, machine: str) -> str:
-        """When the kubelet of a machine has renewed its lease last; "" if never. Raises ApiError."""
+        """Return the time at which a machine's kubelet last renewed its lease, or "".
+
+        Raises ApiError.
+        """
         return str(self.get(_KUBELET, machine)["spec"].get("renewTime", ""))
 
     def patch(self, kind: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
-        """Change fields of an object. Raises ApiError."""
-        return self._ask("PATCH", f"{self._path(kind)}/{name}", body=change)
+        """Change fields of an object and return it. Raises ApiError."""
+        return self._request_json("PATCH", f"{self._path(kind)}/{name}", body=change)
 
     def find(self, kind: str, selector: str) -> Iterator[dict[str, Any]]:
-        """Objects with these labels. Raises ApiError."""
-        yield from self._ask("GET", self._path(kind), [("labelSelector", selector)])["items"]
+        """Yield the objects that a label selector selects; "" for all.
+
+        The request is made, and ApiError raised, when the first one is asked for.
+        """
+        yield from self._request_json("GET", self._path(kind), [("labelSelector", selector)])[
+            "items"
+        ]
+
+    def serves(self, kind: str) -> bool:
+        """Return whether the server has a kind of objects, such as by an installed CRD.
+
+        Raises ApiError.
+        """
+        base, plural = _PATHS[kind]
+        try:
+            resources = self._request_json("GET", base)["resources"]
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            return False
+        return any(resource["name"] == plural for resource in resources)
+
+    def list_all(self, kind: str, selector: str = "", name: str = "") -> tuple[list[Any], str]:
+        """Return the objects that a label selector selects, and the resource version of the list.
+
+        A watch can continue from that version. Raises ApiError.
+
+        Args:
+            kind: kind of the objects.
+            selector: label selector; "" for all.
+            name: name of the only object to be listed; "" for all.
+        """
+        query = [("labelSelector", selector), *_by_name(name)]
+        answer = self._request_json("GET", self._path(kind), query)
+        return answer["items"], str(answer["metadata"].get("resourceVersion") or "")
+
+    def open_watch(
+        self, kind: str, version: str, *, selector: str = "", name: str = "", silence_s: float
+    ) -> Any:
+        """Return the open answer to a watch request. Raises ApiError.
+
+        See :mod:`..api.watch_stream` for its events.
+
+        Args:
+            kind: kind of the objects.
+            version: resource version after which the events begin.
+            selector: label selector; "" for all.
+            name: name of the only object to be watched; "" for all.
+            silence_s: seconds without any event after which reading from the answer fails.
+        """
+        query = [
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", version),
+            ("labelSelector", selector),
+            *_by_name(name),
+        ]
+        return self._open("GET", self._path(kind), query, limit_s=(ANSWER_S, silence_s))
 
     def pods_on(self, machine: str) -> list[dict[str, Any]]:
-        """Pods on a machine, of all namespaces. Raises ApiError."""
-        found: list[dict[str, Any]] = self._ask(
+        """Return the pods on a machine, of all namespaces. Raises ApiError."""
+        pods: list[dict[str, Any]] = self._request_json(
             "GET", "/api/v1/pods", [("fieldSelector", f"spec.nodeName={machine}")]
         )["items"]
-        return found
+        return pods
 
     def events_about(self, pod: str, reason: str = "") -> list[dict[str, Any]]:
-        """Return what the cluster has told of a pod, for this reason or for any. Raises ApiError."""
+        """Return the events about a pod, for this reason; "" for any reason. Raises ApiError."""
         about = f"involvedObject.name={pod}"
         query = [("fieldSelector", f"{about},reason={reason}" if reason else about)]
-        found: list[dict[str, Any]] = self._ask("GET", self._path("Event"), query)["items"]
-        return found
+        events: list[dict[str, Any]] = self._request_json("GET", self._path("Event"), query)[
+            "items"
+        ]
+        return events
 
     def answers(self, limit_s: float) -> bool:
-        """Whether the server says anything within this time."""
+        """Return whether the server answers anything within ``limit_s``. Raises nothing."""
         try:
-            self._once("GET", "/version", limit_s=limit_s)
+            self._request_once("GET", "/version", limit_s=limit_s)
         except ApiError as error:
             return error.status != 0
         return True
 
     def delete(
-        self, kind: str, name: str, *, grace_s: int | None = None, last: bool = False
+        self, kind: str, name: str, *, grace_s: int | None = None, owned_first: bool = False
     ) -> bool:
-        """Delete an object and what it owns. Return whether there was one. Raises ApiError.
+        """Delete an object and all that it owns, and do not wait for the end.
 
-        ``last``: whether the object stays until its controller's pods are gone; else these go in the background.
+        Return whether there was one. Raises ApiError.
+
+        Args:
+            grace_s: seconds that processes of a pod get to end; None for the pod's own.
+            owned_first: True to delete the owned objects first; else they are deleted in the background.
         """
-        query = [("propagationPolicy", "Foreground" if last else "Background")]
+        query = [("propagationPolicy", "Foreground" if owned_first else "Background")]
         if grace_s is not None:
             query.append(("gracePeriodSeconds", str(grace_s)))
         try:
-            self._ask("DELETE", f"{self._path(kind)}/{name}", query)
+            self._request_json("DELETE", f"{self._path(kind)}/{name}", query)
         except ApiError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
@@ -203,7 +307,10 @@ class KubernetesApi:
         return True
 
     def evict(self, pod: str, grace_s: int) -> None:
-        """Have a pod evicted. Raises EvictionRefused where a PodDisruptionBudget forbids it, and ApiError."""
+        """Evict a pod, and do not wait for its end.
+
+        Raises ApiError, such as for a refusal by a PodDisruptionBudget (``is_budget_refusal``).
+        """
         options = {"gracePeriodSeconds": grace_s}
         body = {
             "apiVersion": "policy/v1",
@@ -211,121 +318,233 @@ class KubernetesApi:
             "metadata": {"name": pod},
             "deleteOptions": options,
         }
-        try:
-            self._raw(
-                "POST", f"{self._path('Pod')}/{pod}/eviction", body=body, again=_AGAIN_UNLESS_MANY
-            )
-        except ApiError as error:
-            if _BUDGET in error.causes:
-                raise EvictionRefused(str(error), error.status, error.causes) from None
-            raise
+        self._request(
+            "POST",
+            f"{self._path('Pod')}/{pod}/eviction",
+            body=body,
+            retry_statuses=_RETRY_STATUSES_OF_EVICTION,
+        )
 
     def log(self, pod: str, lines: int) -> str:
-        """The end of what the node in a pod has printed; "" if it cannot be had."""
+        """Return the last lines that the node's container in a pod has printed, or "".
+
+        "" is returned, too, if the log cannot be read.
+        """
         query = [("container", CONTAINER), ("tailLines", str(lines))]
         try:
             return (
-                self._raw("GET", f"{self._path('Pod')}/{pod}/log", query)
+                self._request("GET", f"{self._path('Pod')}/{pod}/log", query)
                 .decode(errors="replace")
                 .strip()
             )
         except ApiError:
             return ""
 
+    def follow_log(
+        self,
+        pod: str,
+        container: str,
+        *,
+        previous: bool = False,
+        since: str = "",
+        tail_lines: int | None = None,
+        silence_s: float,
+    ) -> LogStream:
+        """Return a stream of the log of a container, with a timestamp before each line.
+
+        Return when the headers of the answer have arrived; an empty log has them, too. The stream
+        follows a container that runs, and ends after the last line of another.
+
+        Args:
+            previous: True for the log of the life before the present one.
+            since: time of the first line, in RFC 3339 with whole seconds; "" for the whole file.
+            tail_lines: number of lines at the end of the file to begin with; None for all.
+            silence_s: seconds without data after which reading raises TimeoutError.
+
+        Raises:
+            ApiError: if the server refuses the request or does not answer.
+        """
+        query = [("container", container), ("follow", "true"), ("timestamps", "true")]
+        if previous:
+            query.append(("previous", "true"))
+        if since:
+            query.append(("sinceTime", since))
+        if tail_lines is not None:
+            query.append(("tailLines", str(tail_lines)))
+        limits_s = (ANSWER_S, silence_s)
+        answer = self._open("GET", f"{self._path('Pod')}/{pod}/log", query, limit_s=limits_s)
+        return LogStream(answer)
+
     def version(self) -> str:
-        """The version of the server. Raises ApiError."""
-        return str(self._ask("GET", "/version")["gitVersion"])
+        """Return the version of the server. Raises ApiError."""
+        return str(self._request_json("GET", "/version")["gitVersion"])
 
     def may(self, verb: str, group: str, resource: str, *, everywhere: bool = False) -> bool:
-        """Whether the server would let us do this in the namespace, or in the whole cluster. Raises ApiError."""
-        name, _, part = resource.partition("/")
-        where = "" if everywhere else self.namespace
-        wanted = {
-            "namespace": where,
+        """Return whether the user has this right, in the namespace or the whole cluster.
+
+        Raises ApiError.
+        """
+        name, _, subresource = resource.partition("/")
+        namespace = "" if everywhere else self.namespace
+        attributes = {
+            "namespace": namespace,
             "verb": verb,
             "group": group,
             "resource": name,
-            "subresource": part,
+            "subresource": subresource,
         }
         kind = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
-        asked = {**kind, "spec": {"resourceAttributes": wanted}}
-        answer = self._ask(
-            "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=asked
+        review = {**kind, "spec": {"resourceAttributes": attributes}}
+        answer = self._request_json(
+            "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review
         )
         return bool(answer["status"]["allowed"])
 
-    def forward(self, pod: str, port: int) -> Any:
-        """A WebSocket to a port of a pod, through the API server; see :mod:`..port_forward`. Raises ApiError."""
-        from kubernetes.stream.ws_client import create_websocket, get_websocket_url
-        from websocket import WebSocketException, setdefaulttimeout
+    def add_ephemeral_container(
+        self, pod: str, uid: str, container: Mapping[str, Any], *, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Add an ephemeral container to a pod, and return the pod.
 
-        setdefaulttimeout(ANSWER_S)  # until the stream is there
+        It cannot be removed, and its name must be new. Pod Security and other admission answer a
+        dry run, too.
+
+        Args:
+            pod: name of the pod.
+            uid: identifier of the pod. Another pod of this name is left alone.
+            container: the container.
+            dry_run: True to only ask.
+
+        Raises:
+            ApiError: if the server refuses it or does not answer. The status is 404 if the pod is
+                gone, also if another one has its name.
+        """
+        query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
+        path = f"{self._path('Pod')}/{pod}/ephemeralcontainers"
+        for tries_left in reversed(range(_CONFLICTS_MAX)):
+            present_pod = self.get("Pod", pod)
+            if present_pod["metadata"]["uid"] != uid:
+                raise ApiError(f"{pod} is another pod by now", HTTPStatus.NOT_FOUND)
+            present = present_pod["spec"].get("ephemeralContainers", ())
+            if any(entry["name"] == container["name"] for entry in present):
+                return present_pod  # by an attempt whose answer was lost
+            change = {
+                "metadata": {"resourceVersion": present_pod["metadata"]["resourceVersion"]},
+                "spec": {"ephemeralContainers": [*present, dict(container)]},
+            }
+            try:
+                return self._request_json("PATCH", path, query, change)
+            except ApiError as error:  # the pod has changed since it was read
+                if error.status != HTTPStatus.CONFLICT or not tries_left:
+                    raise
+        raise AssertionError
+
+    def attach(self, pod: str, container: str) -> Any:
+        """Return a WebSocket to the standard input and output of a container. Raises ApiError.
+
+        The first byte of each message is the number of its stream: 0 for input, 1 for output, and 3
+        for the status of the API server at the end.
+        """
+        query = [("container", container), ("stdin", "true"), ("stdout", "true")]
+        return self._open_socket(
+            f"{self._path('Pod')}/{pod}/attach", query, f"the streams of {container} in {pod}"
+        )
+
+    def forward(self, pod: str, port: int) -> Any:
+        """Return a WebSocket to a port of a pod, through the API server. Raises ApiError.
+
+        See :mod:`..port_forward` for its protocol.
+        """
+        query = [("ports", str(port))]
+        return self._open_socket(
+            f"{self._path('Pod')}/{pod}/portforward", query, f"port {port} of {pod}"
+        )
+
+    def _open_socket(self, path: str, query: list[tuple[str, str]], target: str) -> Any:
+        """Return a WebSocket, whose messages begin with the number of their stream.
+
+        Args:
+            target: its other end, for messages.
+
+        Raises:
+            ApiError: if the server refuses it or does not answer in time.
+        """
+        from websocket import WebSocketException
+
         headers: dict[str, str] = {}
         self._client.update_params_for_auth(headers, [], ["BearerToken"])
-        headers = {name.lower(): value for name, value in headers.items()} | {
-            "sec-websocket-protocol": _PORT_FORWARD
-        }
-        url = f"{self.server}{self._path('Pod')}/{pod}/portforward"
+        headers = {name.lower(): value for name, value in headers.items()}
+        headers["sec-websocket-protocol"] = _CHANNELS
+        url = f"{self.server}{path}?{urlencode(query)}"
         try:
-            return create_websocket(
-                self._client.configuration, get_websocket_url(url, [("ports", port)]), headers
-            )
+            return open_web_socket(self._client.configuration, url, headers, ANSWER_S)
         except (WebSocketException, OSError) as error:
             status, body = getattr(error, "status_code", 0), getattr(error, "resp_body", b"") or b""
-            with contextlib.suppress(
-                ValueError, KeyError, TypeError
-            ):  # the server's own words, where it gave any
-                raise ApiError(_line(json.loads(body)["message"]), status) from None
-            raise ApiError(
-                f"no stream to port {port} of {pod}: {_line(str(error))}", status
-            ) from None
+            # prefer the server's own words
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                message = with_remedy(_one_line(json.loads(body)["message"]))
+                raise ApiError(message, status) from None
+            raise ApiError(f"no stream to {target}: {_one_line(str(error))}", status) from None
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._client.close()
 
     def _path(self, kind: str) -> str:
-        base, plural = _PLACES[kind]
+        """Return the path of the objects of a kind, in the namespace if they belong to one."""
+        base, plural = _PATHS[kind]
         return (
             f"{base}/{plural}"
-            if kind in _OF_NO_NAMESPACE
+            if kind in _CLUSTER_KINDS
             else f"{base}/namespaces/{self.namespace}/{plural}"
         )
 
-    def _ask(
+    def _request_json(
         self,
         method: str,
         path: str,
         query: list[tuple[str, str]] | None = None,
         body: Mapping[str, Any] | None = None,
+        retry_statuses: Collection[int] = _RETRY_STATUSES,
     ) -> dict[str, Any]:
-        answer = self._raw(method, path, query, body)
-        try:
-            found: dict[str, Any] = json.loads(answer)
-        except ValueError:  # of something on the way
-            detail = f"{self.server} answers with something else than JSON: {answer[:60]!r}"
-            raise ApiError(detail, HTTPStatus.BAD_GATEWAY) from None
-        return found
+        """Make a request as :meth:`_request`, and return the decoded JSON of the answer.
 
-    def _raw(
+        Raises ApiError, also if the answer is not JSON.
+        """
+        answer = self._request(method, path, query, body, retry_statuses)
+        try:
+            decoded: dict[str, Any] = json.loads(answer)
+        except ValueError:  # an answer of a proxy on the way
+            detail = f"{self.server} answered with text that is not JSON: {answer[:60]!r}"
+            raise ApiError(detail, HTTPStatus.BAD_GATEWAY) from None
+        return decoded
+
+    def _request(
         self,
         method: str,
         path: str,
         query: list[tuple[str, str]] | None = None,
         body: Mapping[str, Any] | None = None,
-        again: Collection[int] = _AGAIN,
+        retry_statuses: Collection[int] = _RETRY_STATUSES,
     ) -> bytes:
-        """Ask again where the server is overloaded, or is being replaced, for a while."""
+        """Make a request and return the answer. Raises ApiError.
+
+        Args:
+            retry_statuses: statuses of an overloaded or restarting server, after which the request is
+                repeated for a while.
+        """
         until_s = time.monotonic() + ANSWER_S
         while True:
             try:
-                return self._once(method, path, query, body)
+                return self._request_once(method, path, query, body)
             except ApiError as error:
-                if error.status not in again or time.monotonic() + _AGAIN_S > until_s:
+                if (
+                    error.status not in retry_statuses
+                    or time.monotonic() + _RETRY_PAUSE_S > until_s
+                ):
                     raise
-                time.sleep(_AGAIN_S)
+                time.sleep(_RETRY_PAUSE_S)
 
-    def _once(
+    def _request_once(
         self,
         method: str,
         path: str,
@@ -333,12 +552,35 @@ class KubernetesApi:
         body: Mapping[str, Any] | None = None,
         limit_s: float = ANSWER_S,
     ) -> bytes:
+        """Make a request a single time, and return the answer. Raises ApiError."""
+        from urllib3.exceptions import HTTPError
+
+        answer = self._open(method, path, query, body, limit_s)
+        try:
+            data: bytes = answer.data
+        except (HTTPError, OSError) as error:
+            raise ApiError(f"the API server {self.server} does not answer: {error}") from None
+        return data
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        body: Mapping[str, Any] | None = None,
+        limit_s: float | tuple[float, float] = ANSWER_S,
+    ) -> Any:
+        """Make a request, and return the answer before its body is read. Raises ApiError.
+
+        Args:
+            limit_s: seconds for a connection, and seconds for each read; one number for both.
+        """
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
-            answer = self._client.call_api(
+            return self._client.call_api(
                 path,
                 method,
                 query_params=query or [],
@@ -349,28 +591,27 @@ class KubernetesApi:
                 _return_http_data_only=True,
                 _request_timeout=limit_s,
             )
-            data: bytes = answer.data
         except ApiException as error:
             raise ApiError(*_refusal(error)) from None
         except (HTTPError, OSError) as error:
             raise ApiError(f"the API server {self.server} does not answer: {error}") from None
-        except (
-            AttributeError
-        ) as error:  # of the client, which reads the body of an answer that did not come
+        except AttributeError as error:  # the client reads the body of an answer that did not come
             raise ApiError(
-                f"the API server {self.server} does not answer: {_line(str(error.__context__))}"
+                f"the API server {self.server} does not answer: {_one_line(str(error.__context__))}"
             ) from None
-        return data
 
 
 def _refusal(error: Any) -> tuple[str, int, frozenset[str]]:
-    """The arguments of an :class:`ApiError` for what the client raised: the server's own words, where it gave any."""
+    """Return the arguments of an :class:`ApiError` for an error of the client.
+
+    The message is in the server's own words if it gave any.
+    """
     status = error.status or 0
     try:
         answer = json.loads(error.body)
         causes = (answer.get("details") or {}).get("causes") or ()
         return (
-            with_remedy(_line(answer["message"])),
+            with_remedy(_one_line(answer["message"])),
             status,
             frozenset(str(cause.get("reason")) for cause in causes),
         )
@@ -378,15 +619,28 @@ def _refusal(error: Any) -> tuple[str, int, frozenset[str]]:
         return f"{status} {error.reason}", status, frozenset()
 
 
-def _line(text: str) -> str:
-    """The words without what would break a line."""
+def _by_name(name: str) -> list[tuple[str, str]]:
+    """Return the query parameters that select the object of a name; none for ""."""
+    return [("fieldSelector", f"metadata.name={name}")] if name else []
+
+
+def _one_line(text: str) -> str:
+    """Return the text on one line."""
     return " ".join(text.split())
 
 
 def _context_of(config: Any, file: str, context: str) -> tuple[str, str]:
-    """The name of a context, and its namespace."""
+    """Return the name of a context and its namespace, which is "" if the context sets none.
+
+    Args:
+        config: the configuration module of the client package.
+        file: path of the kubeconfig.
+        context: name of the context; "" for the current one.
+    """
     contexts, current = config.list_kube_config_contexts(file)
-    chosen = (
-        next((one for one in contexts if one["name"] == context), current) if context else current
+    selected = (
+        next((candidate for candidate in contexts if candidate["name"] == context), current)
+        if context
+        else current
     )
-    return str(chosen["name"]), str(chosen["context"].get("namespace") or "")
+    return str(selected["name"]), str(selected["context"].get("namespace") or "")

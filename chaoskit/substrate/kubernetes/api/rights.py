@@ -1,4 +1,9 @@
-"""What may be asked of the API server, by which side, and why. Roles and the doctor are made of this."""
+"""Rights that each side needs for its requests, with reasons.
+
+Roles and the doctor use these tables.
+
+-> kubernetes/examination.py checks them; kubernetes/installation.py makes roles of them.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,14 @@ RBAC = "rbac.authorization.k8s.io"
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """Requests that a side makes in its namespace.
+    """A right to make requests in a namespace.
 
     Attributes:
-        resource: in the plural, with its part behind a slash if it has one. group: of its API; "" for the core.
+        resource: plural name of the resource, followed by a slash and its subresource if there is
+            one.
+        verbs: verbs of the requests.
+        why: reason for which the right is needed.
+        group: API group; "" for the core group.
     """
 
     resource: str
@@ -25,7 +34,7 @@ class Right:
     group: str = ""
 
 
-#: Rights of a driver; and of the user where pytest itself drives runs.
+#: Rights of a driver, and of the user if pytest itself drives runs.
 DRIVER_RIGHTS = (
     Right(
         "pods",
@@ -33,12 +42,10 @@ DRIVER_RIGHTS = (
         "the pods of nodes and of the coordinator",
     ),
     Right("pods/eviction", ("create",), "the faults EvictPod and DrainMachine"),
-    Right("pods/log", ("get",), "why a pod ended before its supervisor came"),
-    Right(
-        "events", ("list",), "why an image is not pulled; whether the scheduler has preempted a pod"
-    ),
+    Right("pods/log", ("get",), "the log of a pod that ended before its supervisor connected"),
+    Right("events", ("list",), "the reasons for images that are not pulled and for preempted pods"),
 )
-#: What lets a driver write Events, beside them; runs take place without it all the same.
+#: Rights of a driver to write Events. Runs take place without them, too.
 EVENT_RIGHTS = (
     Right(
         "events",
@@ -48,49 +55,54 @@ EVENT_RIGHTS = (
 )
 #: Rights of the user that runs pytest, with an installed account for drivers.
 CLIENT_RIGHTS = (
-    Right("namespaces", ("get",), "whether runs are allowed there"),
+    Right("namespaces", ("get",), "the label that allows runs in the namespace"),
     Right(
         "jobs",
         ("create", "delete", "get", "list", "patch"),
-        "the session, which owns everything else",
+        "the session's Job, which owns all other objects",
         "batch",
     ),
     Right(
         "pods",
         ("create", "delete", "get", "list"),
-        "the driver's pod; a check of the template before it is made",
+        "the driver's pod, and a check of the template before its creation",
     ),
-    Right("pods/log", ("get",), "why the driver's pod ended"),
+    Right("pods/log", ("get",), "the log of a driver's pod that ended"),
     Right("pods/portforward", ("create", "get"), "the stream to the driver"),
     Right("secrets", ("create",), "the token of the session"),
     Right(
         "networkpolicies",
         ("create",),
-        "pods are reached by those of their session",
+        "the policy that admits connections only from pods of the session",
         "networking.k8s.io",
     ),
 )
-#: What the user needs to make an account, which may have no right that the user does not have.
+#: Rights of the user to create an account, which can have no right that the user lacks.
 MAKING_ACCOUNTS = (
     Right("serviceaccounts", ("create",), "the account of a session's driver"),
-    Right("roles", ("create",), "what it may do; more than the client may, it cannot get", RBAC),
-    Right("rolebindings", ("create",), "which account that is for", RBAC),
+    Right(
+        "roles",
+        ("create",),
+        "the role of the driver's account, with no right that the client lacks",
+        RBAC,
+    ),
+    Right("rolebindings", ("create",), "the binding of the driver's role to its account", RBAC),
 )
-#: What the user needs beside them to make an account for each session's driver.
+#: Additional rights of the user to create an account for the driver of each session.
 ACCOUNT_RIGHTS = (*MAKING_ACCOUNTS, *DRIVER_RIGHTS)
-#: What a user needs beside them that breaks machines: of the cluster, as machines belong to no namespace.
+#: Additional rights of a user that breaks machines. They are cluster-wide, as machines are.
 MACHINE_RIGHTS = (
-    Right("nodes", ("get", "patch"), "whether a machine is protected; cordons and taints"),
-    Right("pods", ("list",), "whether others' pods are on it"),
+    Right("nodes", ("get", "patch"), "the label that protects a machine; cordons and taints"),
+    Right("pods", ("list",), "the check for others' pods on a machine"),
     Right(
         "leases",
         ("get",),
-        "whether a machine that was put back is heard again",
+        "the check that a repaired machine renews its lease",
         "coordination.k8s.io",
     ),
 )
 
-#: What a night needs beside those of a user.
+#: Rights of a night in addition to those of a user.
 NIGHT_RIGHTS = (
     Right(
         "leases",
@@ -99,13 +111,60 @@ NIGHT_RIGHTS = (
         "coordination.k8s.io",
     ),
 )
-
-
-#: Rights without which a check before a run cannot be made; the run takes place all the same.
+#: Rights for a check before a run. Runs take place without them, too.
 ADVISORY_RIGHTS = (
-    Right("resourcequotas", ("list",), "whether the pods of a run fit into the quotas"),
+    Right("resourcequotas", ("list",), "the check that the pods of a run fit into the quotas"),
+)
+#: Rights of a user that injects faults into a job that already runs.
+ATTACH_RIGHTS = (
+    Right("namespaces", ("get",), "the label that allows faults in the namespace"),
+    Right("pods", ("list",), "the pods of the job"),
+    Right("pods", ("watch",), "the end of these pods, and their successors"),
+)
+#: Further rights of such a user for the logs of the job.
+LOG_RIGHTS = (
+    Right("pods", ("get",), "the lives of the containers whose logs are followed"),
+    Right("pods/log", ("get",), "the logs of the job's containers, from which steps are read"),
+)
+#: Further rights of such a user for faults in the processes and the network of pods.
+HAND_RIGHTS = (
+    Right("pods", ("get",), "the state of the container of a hand, and the user of its target"),
+    Right("pods/ephemeralcontainers", ("patch",), "the container of a hand"),
+    Right("pods/attach", ("create", "get"), "requests to a hand, and its answers"),
+)
+#: Resources and groups of the objects of such jobs, by kind.
+_JOB_RESOURCES = {
+    "StatefulSet": ("statefulsets", "apps"),
+    "Job": ("jobs", "batch"),
+    "JobSet": ("jobsets", "jobset.x-k8s.io"),
+    "TrainJob": ("trainjobs", "trainer.kubeflow.org"),
+    "PyTorchJob": ("pytorchjobs", "kubeflow.org"),
+    "HyperPodPyTorchJob": ("hyperpodpytorchjobs", "sagemaker.amazonaws.com"),
+}
+#: Cluster-wide rights of such a user. Without them, pods show later that their node is silent.
+ATTACH_NODE_RIGHTS = (
+    Right("nodes", ("list",), "the readiness of the nodes of the pods"),
+    Right("nodes", ("watch",), "changes of that readiness"),
 )
 _OF_DRIVEN = ("pods/portforward",)
+
+
+def of_attach(kinds: Iterable[str]) -> tuple[Right, ...]:
+    """Return the rights to find and follow a job that already runs.
+
+    Args:
+        kinds: kinds of its objects. The last one owns the pods, and is followed.
+    """
+    resources = [_JOB_RESOURCES[kind] for kind in kinds]
+    to_find = [
+        Right(resource, ("list",), "the job, and the number of its pods", group)
+        for resource, group in resources
+    ]
+    to_follow = [
+        Right(resource, ("watch",), "restarts and the end of the job", group)
+        for resource, group in resources[-1:]
+    ]
+    return (*ATTACH_RIGHTS, *to_find, *to_follow)
 
 
 def of_session(options: KubernetesOptions) -> tuple[Right, ...]:
@@ -118,15 +177,15 @@ def of_session(options: KubernetesOptions) -> tuple[Right, ...]:
 
 
 def rules(rights: Iterable[Right]) -> list[dict[str, Any]]:
-    """Rights as a Role has them."""
+    """Return rights as the rules of a Role."""
     return [
-        {"apiGroups": [one.group], "resources": [one.resource], "verbs": list(one.verbs)}
-        for one in rights
+        {"apiGroups": [right.group], "resources": [right.resource], "verbs": list(right.verbs)}
+        for right in rights
     ]
 
 
 def with_remedy(message: str) -> str:
-    """Return what the API server answers to a request; where a right is missing, with the remedy."""
+    """Return an error message of the API server, with a remedy if a right is missing."""
     if " is forbidden: User " not in message:
         return message
     return f"{message}: have it granted (chaoskit cluster manifests prints the roles of drivers and of people)"

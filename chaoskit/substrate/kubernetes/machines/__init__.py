@@ -1,1 +1,1 @@
-"""The machines below the pods: which ones may be broken, by which commands, cordons and taints."""
+"""The machines below the pods: checks before they are broken, and the means to do it."""

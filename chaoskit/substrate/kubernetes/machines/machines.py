@@ -1,8 +1,9 @@
-"""The machines of a cluster, and which of them may be broken, by commands and rights of the user's.
+"""The machines of a cluster, the ones that may be broken, and the repair of broken ones.
 
-``python -m chaoskit.substrate.kubernetes.machines.machines JSON`` removes the note from one, for the undo guard of a
-killed
-process: behind what it puts back.
+``python -m chaoskit.substrate.kubernetes.machines.machines JSON`` removes the note from a machine.
+The undo guard of a killed process runs it after the undo of the fault.
+
+-> substrate/core/external_commands.py runs :meth:`Machines.do` in the background.
 """
 
 from __future__ import annotations
@@ -25,21 +26,23 @@ from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.machines import machine_commands, marks
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pods import manifests
-from chaoskit.substrate.kubernetes.pods.placement import is_ready
+from chaoskit.substrate.kubernetes.pods.pod_placement import is_ready
 from chaoskit.substrate.kubernetes.pods.state import has_ended
 from chaoskit.substrate.undo import CommandEntry, UndoLog
 
-#: A label of machines that are never broken.
+#: Label of machines that are never broken.
 PROTECTED = "chaoskit.dev/protect"
-#: An annotation of a machine that is broken: by which session, and how it is put back.
+#: Annotation of a broken machine, with a :class:`BrokenMachine` as JSON.
 BROKEN = "chaoskit.dev/broken"
 _BACK_S, _LOOK_S = 600.0, 0.5
 
 
 class BrokenMachine(msgspec.Struct, frozen=True):
-    """What a machine says of itself while it is broken, so that it can be put back from anywhere.
+    """The annotation of a broken machine, with which any process can repair it.
 
-    ``how``: a mark or a lever. ``session``: behind its namespace and a slash.
+    Attributes:
+        session: namespace and name of the session, with a slash between them.
+        how: the mark or the lever that broke it.
     """
 
     session: str
@@ -47,10 +50,12 @@ class BrokenMachine(msgspec.Struct, frozen=True):
 
 
 class Machines:
-    """Breaks machines that the user has named, one at a time, and none on which anything else would be broken.
+    """Breaks machines that the user has named, and only a single one at a time.
+
+    A machine that runs pods of others is not broken, unless the option ``strangers`` allows it.
 
     Args:
-        session: whose pods may be.
+        session: name of the session whose pods may run on a broken machine.
     """
 
     def __init__(
@@ -61,10 +66,19 @@ class Machines:
         self._lock = threading.Lock()
 
     def do(self, name: str, machine: str) -> Callable[[], None]:
-        """Pull a lever, or put a mark on; the machine is "" for a lever that is about none. Gives what puts it back.
+        """Pull a lever or put on a mark, and return a function that undoes it.
+
+        It returns when the command has ended. The undo of a lever on a machine waits until pods may
+        run there again, for up to 10 minutes. An undo that fails raises HarnessError.
+
+        Args:
+            name: the lever or the mark.
+            machine: the machine; "" for a lever that is for no machine.
 
         Raises:
+            BadInput: if the file of levers is not valid.
             HarnessError: if that fails, or the machine may not be broken.
+            NotPutBack: if it fails halfway, and the machine stays broken.
         """
         if name in marks.MARKS:
             return self._break(
@@ -75,7 +89,7 @@ class Machines:
         )
         if lever is None:
             raise HarnessError(
-                f"there is no lever {name}: name one in the file of the option levers"
+                f"there is no lever {name}: define it in the file of the option levers"
             )
         if lever.is_for_machines is not bool(machine):
             raise HarnessError(
@@ -83,19 +97,22 @@ class Machines:
             )
         if not machine:
             return machine_commands.pull(name, lever, "", self._undo)
-        return self._break(machine, name, lambda: self._take(name, lever, machine))
+        return self._break(machine, name, lambda: self._pull_lever(name, lever, machine))
 
     def _break(
-        self, machine: str, how: str, act: Callable[[], Callable[[], None]]
+        self, machine: str, mark_or_lever: str, break_machine: Callable[[], Callable[[], None]]
     ) -> Callable[[], None]:
-        """Break a machine, if none is broken."""
+        """Break a machine if no other one is broken, and return a function that repairs it.
+
+        A note of the fault is written on the machine first. Raises HarnessError.
+        """
         with self._lock:
-            self._require_breakable(machine, how)
-            forget = self._note(machine, how)
+            self._require_breakable(machine, mark_or_lever)
+            forget = self._note(machine, mark_or_lever)
             self._broken.add(machine)
             try:
-                put_back = act()
-            except NotPutBack:  # it is broken still
+                put_back = break_machine()
+            except NotPutBack:  # the machine is still broken
                 raise
             except BaseException:
                 self._broken.discard(machine)
@@ -109,13 +126,18 @@ class Machines:
 
         return done
 
-    def _note(self, machine: str, how: str) -> Callable[[], None]:
-        """Write on a machine what is done to it, and how that note goes again. Gives what removes it.
+    def _note(self, machine: str, mark_or_lever: str) -> Callable[[], None]:
+        """Write a note of the fault on a machine, and return a function that removes it.
 
-        A note that stayed would have a later session undo what people have done to the machine meanwhile.
+        The removal is recorded in the undo log. With a leftover note, a later session would undo
+        the changes that people have made to the machine meanwhile.
         """
-        told = json.dumps({"machine": machine, "server": self._api.server, **self._api.arguments})
-        entry = self._undo.plan(CommandEntry(shlex.join([sys.executable, "-m", __name__, told])))
+        arguments = json.dumps(
+            {"machine": machine, "server": self._api.server, **self._api.arguments}
+        )
+        entry = self._undo.plan(
+            CommandEntry(shlex.join([sys.executable, "-m", __name__, arguments]))
+        )
 
         def forget() -> None:
             _annotate(self._api, machine, None)
@@ -123,41 +145,52 @@ class Machines:
 
         try:
             _annotate(
-                self._api, machine, BrokenMachine(f"{self._api.namespace}/{self._session}", how)
+                self._api,
+                machine,
+                BrokenMachine(f"{self._api.namespace}/{self._session}", mark_or_lever),
             )
         except ApiError:
             forget()
             raise
         return forget
 
-    def _take(self, name: str, lever: machine_commands.Lever, machine: str) -> Callable[[], None]:
-        """Pull a lever; what puts the machine back waits until its kubelet is heard again, and pods may go there."""
+    def _pull_lever(
+        self, name: str, lever: machine_commands.Lever, machine: str
+    ) -> Callable[[], None]:
+        """Pull a lever, and return a function that undoes it.
+
+        That function waits until the machine's kubelet has renewed its lease and pods may run
+        there. It raises HarnessError if that takes over 10 minutes.
+        """
         put_back = machine_commands.pull(name, lever, machine, self._undo)
 
         def done() -> None:
-            before = self._heard(machine)
+            before = self._last_heard(machine)
             put_back()
             until_s = time.monotonic() + _BACK_S
             while (
-                (heard := self._heard(machine)) is None
+                (last_heard := self._last_heard(machine)) is None
                 or before is None
-                or heard == before
+                or last_heard == before
                 or not self._is_ready(machine)
             ):
-                before = before or heard
+                before = before or last_heard
                 if time.monotonic() > until_s:
                     raise HarnessError(
-                        f"{machine} was put back, and is not heard after {_BACK_S:g} s"
+                        f"the fault of {machine} was undone, but its kubelet has not renewed its "
+                        f"lease after {_BACK_S:g} s"
                     )
                 time.sleep(_LOOK_S)
 
         return done
 
-    def _heard(self, machine: str) -> str | None:
-        """When the API server has heard its kubelet last; None where it does not say.
+    def _last_heard(self, machine: str) -> str | None:
+        """Return the time at which the machine's kubelet last renewed its lease.
+
+        None is returned if the API server does not answer.
 
         Raises:
-            ApiError: if we may not ask it.
+            ApiError: if the user may not read the lease.
         """
         try:
             return self._api.last_heard(machine)
@@ -167,56 +200,63 @@ class Machines:
             return None
 
     def _is_ready(self, machine: str) -> bool:
-        """Whether the scheduler would put pods there, which it learns some seconds after a kubelet is heard again."""
+        """Return whether the scheduler would place pods there, as far as the API server answers.
+
+        The scheduler does so some seconds after the kubelet has renewed its lease again.
+        """
         try:
             return is_ready(self._api.get("Node", machine))
         except ApiError:
             return False
 
-    def _require_breakable(self, machine: str, how: str) -> None:
+    def _require_breakable(self, machine: str, mark_or_lever: str) -> None:
+        """Raise HarnessError if a machine may not be broken now."""
         if machine not in self._options.breakable:
             raise HarnessError(f"{machine} may not be broken: name it in the option machines")
         if others := self._broken - {machine}:
             raise HarnessError(
-                f"{machine} is left alone: {', '.join(sorted(others))} is broken still"
+                f"{machine} is not broken: {', '.join(sorted(others))} is still broken"
             )
         if machine == self._options.own_machine:
             raise HarnessError(
-                f"{machine} is left alone: the process that would have to put it back runs there"
+                f"{machine} is not broken: the process that would have to repair it runs there"
             )
         try:
             node = self._api.get("Node", machine)
             pods = [] if self._options.strangers == "allow" else self._api.pods_on(machine)
         except ApiError as error:
-            raise HarnessError(
-                f"whether {machine} may be broken cannot be told: {error}"
-            ) from error
-        if reason := why_not_breakable(node, how, pods, self._api.namespace, self._session):
+            raise HarnessError(f"it is unknown whether {machine} may be broken: {error}") from error
+        if reason := why_not_breakable(
+            node, mark_or_lever, pods, self._api.namespace, self._session
+        ):
             raise HarnessError(reason)
 
 
 def why_not_breakable(
     node: Mapping[str, Any],
-    how: str,
+    mark_or_lever: str,
     pods: Iterable[Mapping[str, Any]],
     namespace: str,
     session: str,
 ) -> str:
-    """Return why a machine is left alone by a session; "" if it may be broken.
+    """Return the reason for which a session may not break a machine, or "" if it may.
 
     Args:
-        how: a mark or a lever. pods: those on the machine, unless it does not matter whose they are.
-        session: its name; "" for a session that has made nothing yet.
+        node: object of the machine.
+        mark_or_lever: a mark or a lever.
+        pods: the pods on the machine; none if others' pods do not matter.
+        namespace: namespace of the session.
+        session: name of the session; "" for a session that has no objects yet.
     """
     machine = node["metadata"]["name"]
     if PROTECTED in node["metadata"].get("labels", {}):
         return f"{machine} may not be broken: it has the label {PROTECTED}"
-    if how in marks.MARKS and marks.has_mark(node, how):
-        return f"{machine} has a {how} already"
+    if mark_or_lever in marks.MARKS and marks.has_mark(node, mark_or_lever):
+        return f"{machine} has a {mark_or_lever} already"
     broken = _broken(node)
     if broken is not None and broken.session != f"{namespace}/{session}":
-        remedy = f"if it is whole: kubectl annotate node {machine} {BROKEN}-"
-        return f"{machine} is left alone: session {broken.session} has broken it; {remedy}"
+        remedy = f"if it works again: kubectl annotate node {machine} {BROKEN}-"
+        return f"{machine} is not broken: session {broken.session} has broken it before; {remedy}"
     if strangers := sorted(_strangers(pods, session)):
         remedy = "drain it, or use the option strangers=allow"
         return f"{machine} may not be broken: others' pods run there ({', '.join(strangers)}); {remedy}"
@@ -224,29 +264,41 @@ def why_not_breakable(
 
 
 def _strangers(pods: Iterable[Mapping[str, Any]], session: str) -> Iterator[str]:
-    """Yield the names of pods that are of no session of this name, and do not run on every machine."""
+    """Yield the names of live pods that do not belong to this session or to every machine."""
     for pod in pods:
         metadata = pod["metadata"]
-        is_ours = bool(session) and metadata.get("labels", {}).get(manifests.SESSION) == session
-        if not (is_ours or _is_everywhere(metadata) or has_ended(pod)):
+        is_of_session = (
+            bool(session) and metadata.get("labels", {}).get(manifests.SESSION) == session
+        )
+        if not (is_of_session or _is_everywhere(metadata) or has_ended(pod)):
             yield f"{metadata['namespace']}/{metadata['name']}"
 
 
 @dataclass(frozen=True, slots=True)
 class LeftMachine:
-    """What a session that is gone has left broken; whether it is put back now."""
+    """A machine that a former session has left broken, and the result of its repair.
 
-    told: str
+    Attributes:
+        text: description of the machine and its fault.
+        is_back: True if the machine was repaired.
+    """
+
+    text: str
     is_back: bool
 
     def __str__(self) -> str:
-        return f"{'put back' if self.is_back else 'left broken'}: {self.told}"
+        return f"{'put back' if self.is_back else 'left broken'}: {self.text}"
 
 
 def put_back_left(api: KubernetesApi, options: KubernetesOptions) -> Iterator[LeftMachine]:
-    """Put back machines that sessions of this namespace have broken that are gone, as with a pod that ran pytest.
+    """Repair machines that former sessions of this namespace have left broken, and yield them.
 
-    Their guards do it sooner, where these live.
+    The machines of the option ``machines`` are looked at. A machine that could not be repaired, or
+    not be read, is yielded, too; nothing is raised. The repair takes place while the result is
+    iterated over.
+
+    A session leaves them, for instance, with the pod that ran pytest. The undo guards of these
+    sessions do it sooner if they live.
     """
     for machine in options.breakable:
         try:
@@ -260,23 +312,32 @@ def put_back_left(api: KubernetesApi, options: KubernetesOptions) -> Iterator[Le
             )
         except ChaoskitError as error:
             yield LeftMachine(
-                f"{machine}, or whether a session has broken it cannot be told: {error}",
+                f"{machine} (or it is unknown whether a session has broken it): {error}",
                 is_back=False,
             )
 
 
-def _put_back(api: KubernetesApi, options: KubernetesOptions, machine: str, how: str) -> None:
-    if how in marks.MARKS:
-        marks.take_off(api, how, machine)
+def _put_back(
+    api: KubernetesApi, options: KubernetesOptions, machine: str, mark_or_lever: str
+) -> None:
+    """Undo a mark or a lever on a machine.
+
+    Raises HarnessError if the lever is unknown or its undo fails.
+    """
+    if mark_or_lever in marks.MARKS:
+        marks.take_off(api, mark_or_lever, machine)
         return
-    lever = machine_commands.read(options.levers).get(how) if options.levers else None
+    lever = machine_commands.read(options.levers).get(mark_or_lever) if options.levers else None
     if lever is None:
-        raise HarnessError(f"name a file with the lever {how} in the option levers")
-    machine_commands.push_back(how, lever, machine)
+        raise HarnessError(f"name a file with the lever {mark_or_lever} in the option levers")
+    machine_commands.run_undo(mark_or_lever, lever, machine)
 
 
 def _is_gone(api: KubernetesApi, session: str) -> bool:
-    """Whether a session was of this namespace, and is there no more."""
+    """Return whether a session belonged to this namespace and does not exist any more.
+
+    Raises ApiError if the server does not answer.
+    """
     namespace, _, name = session.partition("/")
     if namespace != api.namespace:
         return False
@@ -290,26 +351,33 @@ def _is_gone(api: KubernetesApi, session: str) -> bool:
 
 
 def _annotate(api: KubernetesApi, machine: str, broken: BrokenMachine | None) -> None:
-    """Write on a machine that it is broken; None: that it is not. Raises ApiError."""
-    value = None if broken is None else msgspec.json.encode(broken).decode()
-    api.patch("Node", machine, {"metadata": {"annotations": {BROKEN: value}}})
+    """Write the annotation of a broken machine, or remove it if ``broken`` is None.
+
+    Raises ApiError.
+    """
+    text = None if broken is None else msgspec.json.encode(broken).decode()
+    api.patch("Node", machine, {"metadata": {"annotations": {BROKEN: text}}})
 
 
 def _broken(node: Mapping[str, Any]) -> BrokenMachine | None:
-    told = node["metadata"].get("annotations", {}).get(BROKEN)
+    """Return the annotation of a broken machine, or None if there is no valid one."""
+    annotation = node["metadata"].get("annotations", {}).get(BROKEN)
     try:
-        return msgspec.json.decode(told, type=BrokenMachine) if told else None
+        return msgspec.json.decode(annotation, type=BrokenMachine) if annotation else None
     except msgspec.DecodeError:  # written by another program
         return None
 
 
 def _is_everywhere(metadata: Mapping[str, Any]) -> bool:
-    return any(one["kind"] in ("DaemonSet", "Node") for one in metadata.get("ownerReferences", ()))
+    """Return whether a pod belongs to a DaemonSet or to its machine."""
+    return any(
+        owner["kind"] in ("DaemonSet", "Node") for owner in metadata.get("ownerReferences", ())
+    )
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    there = KubernetesApi(given["context"], given["namespace"], given["kubeconfig"])
-    if there.server != given["server"]:
-        sys.exit(f"the machine is of {given['server']}, and the kubeconfig is of {there.server}")
-    _annotate(there, given["machine"], None)
+    arguments = json.loads(sys.argv[1])
+    api = KubernetesApi(arguments["context"], arguments["namespace"], arguments["kubeconfig"])
+    if api.server != arguments["server"]:
+        sys.exit(f"the machine is on {arguments['server']}, but the kubeconfig is for {api.server}")
+    _annotate(api, arguments["machine"], None)

@@ -1,6 +1,9 @@
-"""Marks on machines by which a cluster itself empties them: cordons and taints. Each is put on with its undo.
+"""Marks on machines by which a cluster itself empties them: cordons and taints, each with its undo.
 
-``python -m chaoskit.substrate.kubernetes.machines.marks JSON`` takes one off, for the undo guard of a killed process.
+``python -m chaoskit.substrate.kubernetes.machines.marks JSON`` removes a mark. The undo guard of a
+killed process runs it.
+
+-> kubernetes/machines/machines.py: which machine may get a mark.
 """
 
 from __future__ import annotations
@@ -17,28 +20,34 @@ from chaoskit.substrate.core.external_commands import NotPutBack
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.undo import CommandEntry, UndoLog
 
-#: Names of errands: no pod is bound to the machine any more; those that are there have to go, too.
+#: Names of marks. A cordon keeps new pods off a machine; a taint also ends the present ones.
 CORDON, TAINT = "cordon", "taint"
 MARKS = (CORDON, TAINT)
 _KEY = "chaoskit.dev/fault"
-_TRIES = 5  # against others that change the same object
+_TRIES = 5  # attempts; other clients may change the same object
 
 
 def require_unmarked(node: Mapping[str, Any], name: str) -> None:
-    """Raises HarnessError if a machine has a mark already, which is another's doing."""
+    """Raise HarnessError if a machine already has a mark of another user."""
     if has_mark(node, name):
         raise HarnessError(f"{node['metadata']['name']} has a {name} already")
 
 
 def mark(api: KubernetesApi, name: str, machine: str, undo: UndoLog) -> Callable[[], None]:
-    """Put a mark on, once its undo is written down. Gives what takes it off.
+    """Put a mark on a machine after its undo is recorded, and return a function that removes it.
+
+    The returned function raises ApiError if that fails; the undo entry stays then.
 
     Raises:
-        HarnessError: if the machine has it already, which is another's doing. ApiError: if the server refuses it.
+        HarnessError: if the machine already has the mark of another user.
+        ApiError: if the server refuses it or does not answer.
+        NotPutBack: if the request fails, and the undo, too. The undo entry stays for the guard.
     """
     require_unmarked(api.get("Node", machine), name)
-    told = json.dumps({"mark": name, "machine": machine, "server": api.server, **api.arguments})
-    command = [sys.executable, "-m", "chaoskit.substrate.kubernetes.machines.marks", told]
+    arguments = json.dumps(
+        {"mark": name, "machine": machine, "server": api.server, **api.arguments}
+    )
+    command = [sys.executable, "-m", "chaoskit.substrate.kubernetes.machines.marks", arguments]
     entry = undo.plan(CommandEntry(shlex.join(command)))
 
     def put_back() -> None:
@@ -47,17 +56,17 @@ def mark(api: KubernetesApi, name: str, machine: str, undo: UndoLog) -> Callable
 
     try:
         _change(api, name, machine, on=True)
-    except ApiError as failure:  # it may be on all the same
+    except ApiError as failure:  # the mark may be on all the same
         try:
             put_back()
-        except ApiError as error:  # its guard tries once more
+        except ApiError as error:  # the undo guard tries once more
             raise NotPutBack(f"{failure}; {error}") from failure
         raise
     return put_back
 
 
 def take_off(api: KubernetesApi, name: str, machine: str) -> None:
-    """Take a mark off, if it is on. Raises ApiError."""
+    """Remove a mark from a machine, if it is on. Raises ApiError."""
     _change(api, name, machine, on=False)
 
 
@@ -66,11 +75,14 @@ def has_mark(node: Mapping[str, Any], name: str) -> bool:
     spec = node.get("spec", {})
     if name == CORDON:
         return bool(spec.get("unschedulable"))
-    return any(one["key"] == _KEY for one in spec.get("taints", ()))
+    return any(taint["key"] == _KEY for taint in spec.get("taints", ()))
 
 
 def _change(api: KubernetesApi, name: str, machine: str, *, on: bool) -> None:
-    """Put a mark on, or take it off; a machine that is not there any more has none."""
+    """Put on or remove a mark. A machine that does not exist any more has no mark.
+
+    Raises ApiError.
+    """
     for tries_left in reversed(range(_TRIES)):
         try:
             node = api.get("Node", machine)
@@ -85,19 +97,23 @@ def _change(api: KubernetesApi, name: str, machine: str, *, on: bool) -> None:
 
 
 def _patch(node: dict[str, Any], name: str, *, on: bool) -> dict[str, Any]:
+    """Return the patch of a node that puts on or removes a mark.
+
+    Args:
+        node: the object of the machine, whose other taints are kept.
+    """
     if name == CORDON:
         return {"spec": {"unschedulable": True if on else None}}
-    others = [one for one in node.get("spec", {}).get("taints", ()) if one["key"] != _KEY]
-    ours = [{"key": _KEY, "value": "chaoskit", "effect": "NoExecute"}] if on else []
-    version = {
-        "resourceVersion": node["metadata"]["resourceVersion"]
-    }  # a list is replaced as a whole
-    return {"metadata": version, "spec": {"taints": others + ours}}
+    others = [taint for taint in node.get("spec", {}).get("taints", ()) if taint["key"] != _KEY]
+    own = [{"key": _KEY, "value": "chaoskit", "effect": "NoExecute"}] if on else []
+    # the list is replaced as a whole: a change by another client must conflict
+    version = {"resourceVersion": node["metadata"]["resourceVersion"]}
+    return {"metadata": version, "spec": {"taints": others + own}}
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    there = KubernetesApi(given["context"], given["namespace"], given["kubeconfig"])
-    if there.server != given["server"]:
-        sys.exit(f"the machine is of {given['server']}, and the kubeconfig is of {there.server}")
-    take_off(there, given["mark"], given["machine"])
+    arguments = json.loads(sys.argv[1])
+    api = KubernetesApi(arguments["context"], arguments["namespace"], arguments["kubeconfig"])
+    if api.server != arguments["server"]:
+        sys.exit(f"the machine is on {arguments['server']}, but the kubeconfig is for {api.server}")
+    take_off(api, arguments["mark"], arguments["machine"])

@@ -1,1 +1,1 @@
-"""The pods of a session: their manifests, where they are placed, and why one does not run."""
+"""The pods of a session: their objects, life cycle, network, and faults."""

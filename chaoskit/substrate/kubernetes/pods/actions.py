@@ -1,76 +1,92 @@
-"""What can be done to pods, to machines below them, and to the API server, as data."""
+"""Actions on pods, on machines below them, and on the API server, as data.
+
+-> kubernetes/backends.py carries out the actions on pods; kubernetes/machine_faults.py the others.
+"""
 
 from __future__ import annotations
 
 from chaoskit.substrate.core.actions import Action
 from chaoskit.substrate.kubernetes.pods.pod_blocker import How
 
-#: A supervisor that has nothing else to do answers within this time; else its pod has fallen silent.
+#: An idle supervisor answers within this time; else its pod is silent.
 ANSWER_S = 1.0
-#: An API server that says nothing for so long has stopped.
+#: An API server that answers nothing for this long has stopped.
 SERVER_SILENT_S = 2.0
 
 
 class PodDeletion(Action, frozen=True):
-    """Delete the pod; its processes have ``grace_s`` seconds to end. Shown: 1 when nothing of it is left."""
+    """Delete the pod. Its processes have ``grace_s`` seconds to end.
+
+    Shown: 1 when the pod is gone.
+    """
 
     grace_s: int
 
 
 class PodEviction(Action, frozen=True):
-    """Have the pod evicted, as a drain does; budgets of disruptions may forbid that. Shown: as for a deletion."""
+    """Evict the pod, as a drain does.
+
+    A PodDisruptionBudget may forbid that. Shown: 1 when the pod is gone.
+    """
 
     grace_s: int
 
 
 class PodPreemption(Action, frozen=True):
-    """Have the scheduler preempt the pod for one of a higher priority; lifted, that one is deleted.
+    """Make the scheduler preempt the pod for one of a higher priority.
 
-    Shown: as for a deletion, where the API server says that it was the scheduler's doing.
+    Lifted, that one is deleted. Shown: 1 when the pod is gone and the API server says that the
+    scheduler preempted it.
     """
 
     priority_class: str
 
 
 class ContainerCrash(Action, frozen=True):
-    """Have all processes of the container end at once, as if it was killed. Shown: as for a deletion."""
+    """End all processes of the container at once, as a kill does. Shown: 1 when the pod is gone."""
 
 
 class PodHindrance(Action, frozen=True):
-    """Have no pod run that is made meanwhile: for want of ``room``, or of its ``image``. Shown: pods of which the API
-    server says so.
+    """Keep pods from running that are created meanwhile: for want of ``room`` or their ``image``.
+
+    Shown: the number of pods that the API server reports as blocked for this reason.
     """
 
     how: How
 
 
 class MachineLoss(Action, frozen=True):
-    """Have a lever pulled that takes the machine of the pod away; lifted, its undo runs.
+    """Run the lever, a command of the user, that takes the machine of the pod away.
 
-    Shown: 1 when its command has ended well, 2 when the supervisors of all pods there do not answer any more, either.
+    Lifted, its undo command runs. Shown: 1 when the lever's command has succeeded, 2 when also no
+    supervisor of a pod there answers any more.
     """
 
     lever: str
 
 
 class MachineDrain(Action, frozen=True):
-    """Have the machine of the pod cordoned, and all pods of the run on it evicted; lifted, the cordon is taken off.
+    """Cordon the machine of the pod and evict all pods of the run on it.
 
-    Their processes have ``grace_s`` seconds to end. Shown: 1 when nothing is left of any of these pods.
+    Their processes have ``grace_s`` seconds to end. Lifted, the machine is uncordoned. Shown: 1
+    when all of these pods are gone.
     """
 
     grace_s: int
 
 
 class MachineTaint(Action, frozen=True):
-    """Have the machine tainted, so that the cluster deletes its pods; lifted, the taint is taken off.
+    """Taint the machine of the pod, so that the cluster deletes its pods.
 
-    Shown: as for a drain.
+    Lifted, the taint is removed. Shown: 1 when all of these pods are gone.
     """
 
 
 class ApiServerStop(Action, frozen=True):
-    """Have a lever pulled that stops the API server, for ``lasts_s`` seconds. Shown: 1 when that answers nothing."""
+    """Run the lever that stops the API server for ``lasts_s`` seconds.
+
+    Shown: 1 when it answers nothing.
+    """
 
     lever: str
     lasts_s: float

@@ -1,4 +1,7 @@
-"""Pods of a session that do not run yet: why, and when that is no use to wait for."""
+"""Diagnosis of pods that do not run yet: the reasons, and those that make waiting useless.
+
+-> ``pods.py`` and ``driver_pod.py`` show the reasons, and raise the error when waiting is useless.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from chaoskit.substrate.kubernetes.pods.state import (
 )
 
 _SHOWN_LINES = 20
-#: What Python prints where a module is missing, with the name of the module.
-#: What a Python without chaoskit, or without what it needs, prints at the begin of a line. Jobs may miss other modules.
+#: A line that Python prints if chaoskit or one of its dependencies is missing, with the name of the
+#: module. A job may miss other modules.
 _NO_MODULE = re.compile(
     r"^(?:ModuleNotFoundError: |\S*python\S*: (?:Error while .*)?)No module named '?"
     r"((?:chaoskit|jinja2|kubernetes|msgspec|numpy|psutil|rich|torch|typer|xxhash|yaml)\b[\w.]*)",
@@ -34,11 +37,11 @@ _NO_PROGRAM = re.compile(r"exec: .*(?:executable file not found|no such file or 
 
 
 class PodsBarred(HarnessError):
-    """Pods do not run for a reason that the cluster names, and that another attempt would meet again."""
+    """Error of pods that do not run for a lasting reason, which another attempt would meet."""
 
 
 class PodDiagnosis:
-    """What the API server says of pods that are waited for."""
+    """Finder of the API server's reasons for which pods of a session do not run."""
 
     def __init__(self, api: KubernetesApi, session: str, options: KubernetesOptions) -> None:
         self._api, self._session, self._options = api, session, options
@@ -49,112 +52,142 @@ class PodDiagnosis:
         places: Container[str] | None = None,
         made: Mapping[str, str] | None = None,
     ) -> list[Pending]:
-        """Return why pods do not run yet, as the API server has it; nothing where it does not answer.
+        """Return the reasons for which pods do not run yet; none for a pod that runs.
+
+        A silent API server is such a reason, too, so nothing is raised.
 
         Args:
-            places: names of those that are waited for; None for whatever belongs to these stations.
-            made: stations of pods whose objects were made, by the names of these pods.
+            stations: stations whose pods are waited for.
+            places: names of the pods that are waited for; None for all pods of these stations.
+            made: name of a pod whose object was created -> its station. A pod that is missing was
+                taken away.
         """
-        wanted = set(stations)
+        station_names = set(stations)
         try:
-            found = list(self._api.find("Pod", manifests.selector(self._session)))
+            pods = list(self._api.find("Pod", manifests.selector(self._session)))
         except ApiError as error:
-            return [Pending(", ".join(sorted(wanted)), "ApiServer", str(error), is_passing=True)]
-        labels = [one["metadata"]["labels"] for one in found]
-        told = [
-            self._reason(label.get(manifests.STATION, ""), one)
-            for label, one in zip(labels, found, strict=True)
-            if places is None or label.get(manifests.PLACE, "") in places
+            return [
+                Pending(", ".join(sorted(station_names)), "ApiServer", str(error), is_passing=True)
+            ]
+        all_labels = [pod["metadata"]["labels"] for pod in pods]
+        reasons = [
+            self._reason(labels.get(manifests.STATION, ""), pod)
+            for labels, pod in zip(all_labels, pods, strict=True)
+            if places is None or labels.get(manifests.PLACE, "") in places
         ]
-        there = {label.get(manifests.PLACE, "") for label in labels}
-        told += [
+        present = {labels.get(manifests.PLACE, "") for labels in all_labels}
+        reasons += [
             taken_away(station, None)
             for place, station in (made or {}).items()
-            if place not in there
+            if place not in present
         ]
-        return [one for one in told if one is not None and one.station in wanted]
+        return [
+            reason for reason in reasons if reason is not None and reason.station in station_names
+        ]
 
     def _reason(self, station: str, pod: manifests.Manifest) -> Pending | None:
-        found = pending(station, pod)
-        if found is not None and found.reason not in PULL_REASONS:
-            return found
-        return self._pull_failure(station, pod) or found  # events tell how often it was tried
+        """Return the reason for which a pod does not run, or None if there is no known reason."""
+        reason = pending(station, pod)
+        if reason is not None and reason.reason not in PULL_REASONS:
+            return reason
+        return self._pull_failure(station, pod) or reason  # events also count the attempts
 
     def _pull_failure(self, station: str, pod: manifests.Manifest) -> Pending | None:
-        """That an image cannot be pulled. Its machine tells an event at once, and the pod's status 10 to 15 s later."""
+        """Return the reason for which the image of a pod cannot be pulled, or None.
+
+        Its machine reports an event at once. The status of the pod follows 10 to 15 s later.
+        """
         if has_ended(pod) or not pod["spec"].get("nodeName"):
             return None
         try:
             events = self._api.events_about(pod["metadata"]["name"], "Failed")
-        except ApiError:  # such as for want of the right to read events
+        except ApiError:  # such as without the right to read events
             return None
         return pull_failure(station, events)
 
     def raise_not_running(
         self,
-        told: Iterable[Pending],
+        reasons: Iterable[Pending],
         stations: Iterable[str],
         otherwise: str,
         *,
         is_late: bool = True,
     ) -> NoReturn:
-        """Give up.
+        """Raise the error of pods that do not run.
 
         Args:
-            otherwise: what is wrong where the server names no reason. is_late: whether the time to start is over.
+            reasons: the reasons of the API server.
+            stations: stations whose logs are shown.
+            otherwise: the problem to be reported if the server names no reason.
+            is_late: True if the time to start is over.
 
         Raises:
             BadInput, HarnessError: always.
         """
         logs = [log for station in stations if (log := self.log(station))]
-        raise not_running(list(told), logs, self._options, otherwise, is_late=is_late)
+        raise not_running(list(reasons), logs, self._options, otherwise, is_late=is_late)
 
     def log(self, station: str) -> str:
-        """The end of what a station's pods have printed."""
-        wanted = f"{manifests.selector(self._session)},{manifests.STATION}={station}"
+        """Return the last 20 lines that each pod of a station has printed, or "".
+
+        "" is returned, too, if the API server does not answer.
+        """
+        selector = f"{manifests.selector(self._session)},{manifests.STATION}={station}"
         try:
-            names = [one["metadata"]["name"] for one in self._api.find("Pod", wanted)]
+            names = [pod["metadata"]["name"] for pod in self._api.find("Pod", selector)]
         except ApiError:
             return ""
         return "\n".join(filter(None, (self._api.log(name, _SHOWN_LINES) for name in names)))
 
 
 def not_running(
-    told: Sequence[Pending],
+    reasons: Sequence[Pending],
     logs: Sequence[str],
     options: KubernetesOptions,
     otherwise: str,
     *,
     is_late: bool = True,
 ) -> BadInput | HarnessError:
-    """Return the error of pods that do not run, with its remedy where the reason shows one.
+    """Return the error of pods that do not run, with a remedy if the reason shows one.
+
+    It is BadInput for a wrong option, and PodsBarred if another attempt would fail the same way.
 
     Args:
-        logs: what the pods have printed. See :meth:`PodDiagnosis.raise_not_running` for the others.
+        reasons: the reasons of the API server.
+        logs: output of the pods. See :meth:`PodDiagnosis.raise_not_running` for the others.
     """
     image = ("image", options.image) if options.image else ("template", options.template)
-    waits = any(one.reason == "Unschedulable" for one in told)
+    waits = any(reason.reason == "Unschedulable" for reason in reasons)
     for match in filter(None, map(_NO_MODULE.search, () if waits else logs)):
-        remedy = f"use one with Python, torch and chaoskit[kubernetes], and {VARIABLE}PYTHON for its interpreter"
-        return BadInput(
-            *image, f"{remedy}: {options.python} there has no {match[1].partition('.')[0]}"
+        remedy = (
+            "use an image with Python, torch and chaoskit[kubernetes], "
+            f"and set {VARIABLE}PYTHON to its interpreter"
         )
-    reasons = in_words(told) or otherwise
-    if any(one.reason in _NOT_STARTED and _NO_PROGRAM.search(one.message) for one in told):
         return BadInput(
-            "python", options.python, f"name the Python of the image ({VARIABLE}PYTHON): {reasons}"
+            *image, f"{remedy}: its {options.python} has no {match[1].partition('.')[0]}"
         )
-    if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
-        return BadInput(*image, f"name an image that machines can pull: {reasons}")
+    text = in_words(reasons) or otherwise
+    if any(
+        reason.reason in _NOT_STARTED and _NO_PROGRAM.search(reason.message) for reason in reasons
+    ):
+        return BadInput(
+            "python", options.python, f"name the Python of the image ({VARIABLE}PYTHON): {text}"
+        )
+    if any(
+        reason.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
+        for reason in reasons
+    ):
+        return BadInput(*image, f"name an image that machines can pull: {text}")
     since = (
         ""
-        if not is_late or any(one.is_final for one in told)
+        if not is_late or any(reason.is_final for reason in reasons)
         else f" after {options.startup_s:g} s"
     )
     if since and waits:
-        reasons += f"; ask for less in the template, or raise {VARIABLE}STARTUP_S if machines are made on demand"
-    printed = "".join(f"\n{log}" for log in logs[:1] if " ".join(log.split()) not in reasons)
-    is_lasting = bool(told) and not any(one.is_passing for one in told)
-    return (PodsBarred if is_lasting else HarnessError)(
-        f"pods do not run{since}: {reasons}{printed}"
-    )
+        text += (
+            "; request less in the template, "
+            f"or raise {VARIABLE}STARTUP_S if machines are added on demand"
+        )
+    printed = "".join(f"\n{log}" for log in logs[:1] if " ".join(log.split()) not in text)
+    is_lasting = bool(reasons) and not any(reason.is_passing for reason in reasons)
+    return (PodsBarred if is_lasting else HarnessError)(f"pods do not run{since}: {text}{printed}")

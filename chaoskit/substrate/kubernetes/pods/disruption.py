@@ -1,5 +1,8 @@
-"""Pods that something other than their session takes away, and sessions that something ends from outside. Pure: these
-functions read objects of the API server, and ask nothing.
+"""Disruptions of pods by something other than their session, and ends of sessions from outside.
+
+These functions read objects of the API server. They make no requests.
+
+-> ``pods.py`` stores the disruption of a pod, and ``session.py`` reports the end of a session.
 """
 
 from __future__ import annotations
@@ -8,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: An annotation of a session's Job: the user that has ended it with ``chaoskit cluster end``.
+#: Annotation of a session's Job: the user that has ended it with ``chaoskit cluster end``.
 ENDED_BY = "chaoskit.dev/ended-by"
 
 #: Causes, by the reason of the condition ``DisruptionTarget``.
@@ -28,10 +31,10 @@ _BY_EVENT = {
     "NodeShutdown": "ended by its machine",
     "DeletingPod": "deleted with its machine",
 }
-_JOB_FAILURES = ("Failed", "FailureTarget")  # the second one is there before its pods have ended
-#: Reasons in the status of a pod that its kubelet has ended: pressure on its machine, or the machine's shutdown.
+_JOB_FAILURES = ("Failed", "FailureTarget")  # the second one is set before the pods end
+#: Reasons in the status of a pod that its kubelet has ended, for pressure or a shutdown.
 _BY_STATUS = ("Evicted", "NodeShutdown", "Shutdown", "Terminated", "Preempting")
-#: The cluster says so of the pods on a machine that has fallen silent.
+#: Reasons that the cluster gives for pods on a silent machine.
 _NODE_LOST, _NODE_NOT_READY = "NodeLost", "NodeNotReady"
 _LOST_WITH_MACHINE = "lost with its machine"
 #: Taints of a machine that its cloud has ended, or that an operator has declared dead.
@@ -40,7 +43,7 @@ _ENDED = ("node.cloudprovider.kubernetes.io/shutdown", "node.kubernetes.io/out-o
 
 @dataclass(frozen=True, slots=True)
 class Disruption:
-    """An end of a pod that its session has not asked for.
+    """The end of a pod that its session has not requested.
 
     Attributes:
         cause: the cause in a word or two, such as ``evicted``.
@@ -57,63 +60,65 @@ class Disruption:
 def disruption_of(
     pod: Mapping[str, Any] | None, events: Iterable[Mapping[str, Any]] = ()
 ) -> Disruption | None:
-    """Return why a pod goes that its session has not told to go; None if nothing takes it away.
+    """Return the disruption of a pod whose end its session has not requested.
+
+    None is returned if the objects show none.
 
     Args:
         pod: the object as the API server has it; None if it has no such pod any more.
         events: events about the pod.
     """
     events = list(events)
-    told = _by_event(events)
+    event = _disruption_by_event(events)
     if pod is None:
-        gone = "the API server has no such pod any more"
+        missing = "the API server has no such pod any more"
         return (
-            Disruption(told.cause, f"{told.detail}; {gone}")
-            if told
-            else Disruption("deleted", gone)
+            Disruption(event.cause, f"{event.detail}; {missing}")
+            if event
+            else Disruption("deleted", missing)
         )
-    proof = "; ".join(_deletion(pod))
+    proof = "; ".join(_deletion_words(pod))
     for condition in pod.get("status", {}).get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             reason = str(condition.get("reason", ""))
-            words = _joined(f"DisruptionTarget: {reason}", condition.get("message", ""))
+            words = _with_message(f"DisruptionTarget: {reason}", condition.get("message", ""))
             return Disruption(
                 _BY_CONDITION.get(reason, "disrupted"), "; ".join(filter(None, (words, proof)))
             )
     status = pod.get("status", {})
     if status.get("phase") == "Failed" and status.get("reason") in _BY_STATUS:
         return Disruption(
-            "ended by its machine", _joined(str(status["reason"]), status.get("message", ""))
+            "ended by its machine", _with_message(str(status["reason"]), status.get("message", ""))
         )
     if status.get("reason") == _NODE_LOST:
-        words = _joined(_NODE_LOST, status.get("message", ""))
+        words = _with_message(_NODE_LOST, status.get("message", ""))
         return Disruption(_LOST_WITH_MACHINE, "; ".join(filter(None, (words, proof))))
     if proof:
         return (
-            Disruption(told.cause, f"{told.detail}; {proof}")
-            if told
+            Disruption(event.cause, f"{event.detail}; {proof}")
+            if event
             else Disruption("deleted", proof)
         )
-    return _by_readiness(status, events)
+    return _disruption_by_readiness(status, events)
 
 
 def loss_of_machine(machine: str, node: Mapping[str, Any] | None) -> Disruption | None:
-    """Return why the pods of a machine are lost that have fallen silent; None if nothing shows that the machine is.
+    """Return the disruption of pods by the loss of their machine, or None if that is not proved.
 
     Args:
-        machine: its name.
-        node: the object of the cluster's node; None if there is no such node any more.
+        machine: name of the machine.
+        node: object of the cluster's node; None if there is no such node any more.
     """
     if node is None:
         return Disruption(_LOST_WITH_MACHINE, f"the API server has no node {machine} any more")
     for condition in node.get("status", {}).get("conditions") or ():
         if condition.get("type") == "Ready" and condition.get("status") != "True":
             ready = f"node {machine}: Ready is {condition.get('status')}"
-            words = _joined(
-                _joined(ready, condition.get("reason", "")), condition.get("message", "")
+            words = _with_message(
+                _with_message(ready, condition.get("reason", "")), condition.get("message", "")
             )
             return Disruption(_LOST_WITH_MACHINE, words)
-    if proof := "; ".join(_deletion(node)):
+    if proof := "; ".join(_deletion_words(node)):
         return Disruption(_LOST_WITH_MACHINE, f"node {machine}: {proof}")
     for taint in node.get("spec", {}).get("taints") or ():
         if taint.get("key") in _ENDED:
@@ -127,72 +132,85 @@ def end_of_session(
     job: Mapping[str, Any] | None,
     first_pod: Disruption | None = None,
 ) -> str:
-    """Return what has ended a session from outside, in words; "" if nothing shows that.
+    """Return the event that has ended a session from outside, in words, or "" if none is proved.
 
     Args:
-        session: its name.
-        namespace, job: objects as the API server has them; None if it has no such object any more.
-        first_pod: why the pod of the Job goes, if something takes that away.
+        session: name of the session.
+        namespace: object of its namespace; None if the API server has no such object any more.
+        job: object of its Job; None if the API server has no such object any more.
+        first_pod: disruption of the pod of the Job, if there is one.
     """
-    if namespace is None or _goes(namespace):
+    if namespace is None or _is_being_deleted(namespace):
         return "the namespace of the session was deleted"
     if job is None:
         return f"the Job {session} of the session was deleted"
     if ended_by := (job["metadata"].get("annotations") or {}).get(ENDED_BY, ""):
         return f"{ended_by} has ended the session with chaoskit cluster end"
-    if _goes(job):
+    if _is_being_deleted(job):
         return f"the Job {session} of the session was deleted"
     for condition in (
         job.get("status", {}).get("conditions") or ()
-    ):  # before its pod, which is deleted then
+    ):  # checked before the pod, which the Job controller deletes then
         if condition.get("type") in _JOB_FAILURES and condition.get("reason") == "DeadlineExceeded":
             return f"the Job of the session has reached its deadline of {job['spec'].get('activeDeadlineSeconds')} s"
     return "" if first_pod is None else f"the pod of the session's Job was {first_pod}"
 
 
-def _by_event(events: Iterable[Mapping[str, Any]]) -> Disruption | None:
-    known = [event for event in events if event.get("reason") in _BY_EVENT]
-    if not known:
+def _disruption_by_event(events: Iterable[Mapping[str, Any]]) -> Disruption | None:
+    """Return the disruption that the last event with a known reason shows, or None."""
+    events_with_cause = [event for event in events if event.get("reason") in _BY_EVENT]
+    if not events_with_cause:
         return None
-    reason = str(known[-1]["reason"])
-    return Disruption(_BY_EVENT[reason], _joined(f"event {reason}", known[-1].get("message", "")))
+    reason = str(events_with_cause[-1]["reason"])
+    return Disruption(
+        _BY_EVENT[reason],
+        _with_message(f"event {reason}", events_with_cause[-1].get("message", "")),
+    )
 
 
-def _by_readiness(
+def _disruption_by_readiness(
     status: Mapping[str, Any], events: Iterable[Mapping[str, Any]]
 ) -> Disruption | None:
-    """Return the loss of a pod's machine if an event NodeNotReady shows it and the pod is not ready now; else None."""
+    """Return the loss of the machine if an event NodeNotReady shows it and the pod is not ready.
+
+    Return None otherwise, or if a container has ended.
+    """
     conditions = {
         condition.get("type"): condition.get("status")
         for condition in status.get("conditions") or ()
     }
     ended = any(
-        "terminated" in one.get("state", {}) for one in status.get("containerStatuses") or ()
+        "terminated" in container.get("state", {})
+        for container in status.get("containerStatuses") or ()
     )
     if conditions.get("Ready") != "False" or ended or status.get("phase") != "Running":
         return None
     for event in events:
         if event.get("reason") == _NODE_NOT_READY:
             return Disruption(
-                _LOST_WITH_MACHINE, _joined(f"event {_NODE_NOT_READY}", event.get("message", ""))
+                _LOST_WITH_MACHINE,
+                _with_message(f"event {_NODE_NOT_READY}", event.get("message", "")),
             )
     return None
 
 
-def _deletion(pod: Mapping[str, Any]) -> Iterable[str]:
+def _deletion_words(pod: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the words that prove the deletion of an object; none if it is not being deleted."""
     metadata = pod.get("metadata", {})
     if at := metadata.get("deletionTimestamp"):
         grace_s = metadata.get("deletionGracePeriodSeconds")
         yield f"deletionTimestamp {at}" + (f", grace {grace_s} s" if grace_s is not None else "")
 
 
-def _goes(found: Mapping[str, Any]) -> bool:
+def _is_being_deleted(resource: Mapping[str, Any]) -> bool:
+    """Return whether an object of the API server is being deleted."""
     return (
-        bool(found["metadata"].get("deletionTimestamp"))
-        or found.get("status", {}).get("phase") == "Terminating"
+        bool(resource["metadata"].get("deletionTimestamp"))
+        or resource.get("status", {}).get("phase") == "Terminating"
     )
 
 
-def _joined(begin: str, message: object) -> str:
+def _with_message(begin: str, message: object) -> str:
+    """Return ``begin``, followed by a comma and the message on one line if there is one."""
     words = " ".join(str(message or "").split())
     return f"{begin}, {words}" if words else begin

@@ -1,4 +1,10 @@
-"""What the objects of a session look like. Nothing here speaks to a cluster."""
+"""The objects of a session as manifests.
+
+These functions make no requests to the API server.
+
+-> kubernetes/session.py and driver_pod.py create the objects; kubernetes/template.py: which fields
+a user may change.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +19,28 @@ from chaoskit.substrate.cluster.network import COORDINATOR
 from chaoskit.substrate.kubernetes import template
 from chaoskit.substrate.kubernetes.api import rights
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
-from chaoskit.substrate.kubernetes.pods import placement, resources
+from chaoskit.substrate.kubernetes.pods import pod_placement, resources
 
 Manifest = dict[str, Any]
 
-#: Of a namespace in which runs may take place.
+#: Label of a namespace in which runs may take place.
 ALLOWED = "chaoskit.dev/chaos"
 ALLOWED_VALUE = "allowed"
-#: Labels of every object: the session; of a pod the node that it is now, and a name that no other pod ever has.
+#: Labels: the session of an object; the station of a pod, and a name that no other pod ever has.
 SESSION, STATION, PLACE = "chaoskit.dev/session", "chaoskit.dev/station", "chaoskit.dev/place"
-#: Labels of a pod of a node in a run: the run's directory, the ranks there, and the generation of their world.
+#: Labels of a node's pod in a run: the run's directory, its ranks, and their generation.
 RUN, RANKS, GENERATION = "chaoskit.dev/run", "chaoskit.dev/ranks", "chaoskit.dev/generation"
-#: An annotation of them: the test of their run, as pytest names it.
+#: Annotation of a node's pod: the pytest name of the test of its run.
 TEST = "chaoskit.dev/test"
 _LABEL_LENGTH = 63
-#: An annotation of its Job.
+#: Annotation of a session's Job: the user or the night that started it.
 STARTED_BY = "chaoskit.dev/started-by"
-#: Where files of runs lie in a pod.
+#: The directory of the files of runs in a pod.
 FILES = "/var/lib/chaoskit"
 _TOKEN = "/var/lib/chaoskit-token"
 _ADDRESS, _MACHINE = "CHAOSKIT_ADDRESS", "CHAOSKIT_MACHINE"
 _USER = 1000
-#: What Pod Security calls *restricted*, and a root file system that cannot be written.
+#: The Pod Security level *restricted*, with a read-only root file system.
 POD_SECURITY: Manifest = {
     "runAsNonRoot": True,
     "runAsUser": _USER,
@@ -47,21 +53,17 @@ CONTAINER_SECURITY: Manifest = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-#: Added to the place of a pod: that of its network helper. Also the name of the container.
+#: Suffix of the place of a network helper, and name of its container.
 HELPER = "chaoskit-network"
-_OF_THE_NODE = (
-    "image",
-    "imagePullPolicy",
-    "env",
-    "volumeMounts",
-)  # what its container has from that of the node
-#: On which the supervisor of a driver listens, on the loopback of its pod.
+#: Fields that a helper has from the node's container.
+_COPIED_FIELDS = ("image", "imagePullPolicy", "env", "volumeMounts")
+#: Port on the loopback of a driver's pod on which its supervisor listens.
 DRIVER_PORT = 7070
 DRIVER_STATION = "driver"
-#: The station of a pod that may take the place of a lost one begins so.
+#: Prefix of the stations of pods that may replace a lost one.
 STANDBY = "standby"
-#: Fields of a pod that have no bearing on where it may be, and those that let it onto a machine.
-_OF_ANY_POD = (
+#: Fields of a pod that do not restrict its placement, or that let it onto a machine.
+_PREEMPTOR_FIELDS = (
     "automountServiceAccountToken",
     "enableServiceLinks",
     "imagePullSecrets",
@@ -70,12 +72,12 @@ _OF_ANY_POD = (
 )
 _SHM = "1Gi"
 _GRACE_S = 30
-#: A Job that has ended stays for so many seconds, so that its state can be read.
+#: Time in seconds that an ended Job stays, so that its state can be read.
 TTL_S = 30
 
 
 def labels(session: str, component: str) -> dict[str, str]:
-    """Labels of an object of a session."""
+    """Return the labels of an object of a session."""
     return {
         "app.kubernetes.io/name": "chaoskit",
         "app.kubernetes.io/managed-by": "chaoskit",
@@ -86,60 +88,71 @@ def labels(session: str, component: str) -> dict[str, str]:
 
 
 def station_labels(station: str) -> dict[str, str | None]:
-    """Return the labels of a pod that has become that of a station, such as one that stood by."""
+    """Return the labels of a pod that a station has got later, such as a former standby."""
     component = COORDINATOR if station == COORDINATOR else "node"
     return {STATION: station, "app.kubernetes.io/component": component}
 
 
 def world_labels(run: str, ranks: Sequence[int], generation: int) -> dict[str, str | None]:
-    """Return the labels of a pod in a run; None for the ranks of a pod that has none in this generation.
+    """Return the labels of a pod in a run. The ranks are None if it has none in this generation.
 
-    ``run``: name of the run's directory, which has the name of the test in it.
+    Args:
+        run: name of the run's directory, which contains the name of the test.
+        ranks: ranks of the pod in this generation.
+        generation: number of the generation.
     """
-    there = "_".join(map(str, sorted(ranks))) or None
-    return {
-        RUN: _label_value(run),
-        RANKS: there and _label_value(there),
-        GENERATION: str(generation),
-    }
+    text = "_".join(map(str, sorted(ranks))) or None
+    return {RUN: _label_value(run), RANKS: text and _label_value(text), GENERATION: str(generation)}
 
 
 def world_annotations(
     run: str, test: str, ranks: Sequence[int], generation: int
 ) -> dict[str, str | None]:
-    """Return the annotations of a pod in a run: what its labels say, not shortened, and the test.
+    """Return the annotations of a pod in a run: the values of its labels in full, and the test.
 
-    None stands for the ranks of a pod that has none in this generation, and for the test of a run that has none.
+    The annotation of the ranks is None if the pod has none in this generation. That of the test is
+    None if the run has none.
     """
-    there = ",".join(map(str, sorted(ranks))) or None
-    return {RUN: run, TEST: test or None, RANKS: there, GENERATION: str(generation)}
+    text = ",".join(map(str, sorted(ranks))) or None
+    return {RUN: run, TEST: test or None, RANKS: text, GENERATION: str(generation)}
 
 
 def _label_value(text: str) -> str:
-    """Return a text as a label may have it: letters, digits and ``-_.``, with letters or digits at its ends."""
-    plain = "".join(
+    """Return a text as the value of a label, shortened and with other characters as ``-``.
+
+    It has letters, digits and ``-_.``, with letters or digits at its ends.
+    """
+    value = "".join(
         letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "-"
         for letter in text
     )
-    return plain[:_LABEL_LENGTH].strip("-_.")
+    return value[:_LABEL_LENGTH].strip("-_.")
 
 
 def selector(session: str) -> str:
-    """The label selector of all objects of a session."""
+    """Return the label selector of all objects of a session."""
     return f"{SESSION}={session}"
 
 
 def job(
     session: str, pod: Manifest, *, started_by: str, deadline_s: int, parallelism: int = 1
 ) -> Manifest:
-    """The owner of everything else, with a pod in it, the coordinator's or the driver's: when that has ended, all goes.
+    """Return the Job that owns all other objects of a session.
 
-    ``parallelism``: 0 for a job whose pod is to be made later. Its deadline counts; that of a suspended one does not.
+    When its pod has ended, all of them go.
+
+    Args:
+        session: name of the session.
+        pod: manifest of its pod: the coordinator's or the driver's.
+        started_by: the user or the night that starts the session.
+        deadline_s: deadline of the Job, in seconds.
+        parallelism: 0 for a Job whose pod is created later. Its deadline counts; that of a
+            suspended Job does not.
     """
     kept = {
         name: pod["metadata"][name] for name in ("labels", "annotations") if name in pod["metadata"]
     }
-    inside = {"metadata": kept, "spec": pod["spec"]}
+    pod_template = {"metadata": kept, "spec": pod["spec"]}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -153,22 +166,25 @@ def job(
             "backoffLimit": 0,
             "activeDeadlineSeconds": deadline_s,
             "ttlSecondsAfterFinished": TTL_S,
-            "template": inside,
+            "template": pod_template,
         },
     }
 
 
 def owner(job: str, uid: str) -> Manifest:
-    """The reference by which the collector of garbage knows what belongs to a job."""
+    """Return the reference by which the garbage collector finds the objects that a Job owns."""
     return {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": uid}
 
 
 def secret(
-    session: str, token: str, owned_by: Manifest, given: Mapping[str, Any] | None = None
+    session: str, token: str, owned_by: Manifest, pod_template: Mapping[str, Any] | None = None
 ) -> Manifest:
-    """The token with which supervisors authenticate; and what a driver makes pods with: their owner and template."""
+    """Return the Secret with the token by which supervisors authenticate.
+
+    It also has the data for a driver's pods: their owner, and the template ``pod_template``.
+    """
     data = {"token": token, "owner": owned_by["uid"]} | (
-        {"template": json.dumps(given)} if given else {}
+        {"template": json.dumps(pod_template)} if pod_template else {}
     )
     return {
         "apiVersion": "v1",
@@ -185,9 +201,15 @@ def secret(
 def driver_rights(
     session: str, namespace: str, owned_by: Manifest, *, writes_events: bool = True
 ) -> list[Manifest]:
-    """The account of a driver, and the role that lets it do what it must (:data:`.rights.DRIVER_RIGHTS`).
+    """Return the account of a driver, its role, and the binding of both.
 
-    ``writes_events``: whether it may write Events, too. A user that may not cannot grant it.
+    The role has :data:`.rights.DRIVER_RIGHTS`.
+
+    Args:
+        session: name of the session.
+        namespace: namespace of the account.
+        owned_by: reference to the owner of these objects.
+        writes_events: True if it may write Events, too. A user without this right cannot grant it.
     """
     granted = rights.DRIVER_RIGHTS + (rights.EVENT_RIGHTS if writes_events else ())
     metadata = {
@@ -209,9 +231,13 @@ def driver_rights(
 
 
 def network_policy(session: str, runner: str, owned_by: Manifest) -> Manifest:
-    """Pods of a session are reached by each other, and by the runner: its address; "" where that is one of them."""
-    selected = {"matchLabels": {SESSION: session}}
-    outside = [{"ipBlock": {"cidr": str(ip_network(runner))}}] if runner else []
+    """Return the policy by which pods of a session are reached only by each other and the runner.
+
+    Args:
+        runner: address of the runner; "" if the runner is one of these pods.
+    """
+    pod_selector = {"matchLabels": {SESSION: session}}
+    runner_blocks = [{"ipBlock": {"cidr": str(ip_network(runner))}}] if runner else []
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -221,15 +247,19 @@ def network_policy(session: str, runner: str, owned_by: Manifest) -> Manifest:
             "ownerReferences": [owned_by],
         },
         "spec": {
-            "podSelector": selected,
+            "podSelector": pod_selector,
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": selected}, *outside]}],
+            "ingress": [{"from": [{"podSelector": pod_selector}, *runner_blocks]}],
         },
     }
 
 
 def _container(command: list[str], image: str) -> Manifest:
-    """The container of a node, hardened."""
+    """Return the hardened container of a node.
+
+    Args:
+        image: its image; "" to leave that to the template.
+    """
     container: Manifest = {
         "name": template.CONTAINER,
         "command": command,
@@ -258,47 +288,60 @@ def pod(
     name: str,
     runner: str,
     options: KubernetesOptions,
-    given: Mapping[str, Any],
+    pod_template: Mapping[str, Any],
     owned_by: Manifest | None = None,
 ) -> Manifest:
-    """A pod whose first process is a supervisor.
+    """Return a pod whose first process is a supervisor.
 
     Args:
-        station: the node, or the coordinator. runner: ``host:port`` that the supervisor dials.
-        given: a template, as :func:`chaoskit.substrate.kubernetes.template.read` gives it.
+        station: the node, the coordinator, or a standby.
+        name: name of the pod, and its place.
+        runner: ``host:port`` that the supervisor dials.
+        options: the user's options. With network faults the pod has a helper.
+        pod_template: the template that :func:`chaoskit.substrate.kubernetes.template.read` returns.
+        owned_by: reference to its owner, if that exists already.
     """
-    where = ["--address", f"$({_ADDRESS})", "--machine", f"$({_MACHINE})"]
-    dial = ["--dial", runner, "--place", name, *where]
-    made, container = _supervised(session, station, name, dial, options, given)
+    identity = ["--address", f"$({_ADDRESS})", "--machine", f"$({_MACHINE})"]
+    dial = ["--dial", runner, "--place", name, *identity]
+    manifest, container = _supervised_pod(session, station, name, dial, options, pod_template)
     if options.network_faults == "allow":
-        made["spec"].setdefault("initContainers", []).append(
-            _helper(container, name, dial, options)
+        manifest["spec"].setdefault("initContainers", []).append(
+            _helper_container(container, name, dial, options)
         )
-        made["spec"]["volumes"].append({"name": HELPER, "emptyDir": {}})
+        manifest["spec"]["volumes"].append({"name": HELPER, "emptyDir": {}})
     if owned_by is not None:
-        made["metadata"]["ownerReferences"] = [owned_by]
-    return made
+        manifest["metadata"]["ownerReferences"] = [owned_by]
+    return manifest
 
 
 def preemptor(like: Manifest, place: str, machine: str, priority_class: str) -> Manifest:
-    """A pod that asks for no resources, must be on a machine, and not beside the pod of a place; it ends at once.
+    """Return a pod for one machine that ends at once and may not run beside another pod.
 
-    ``like``: a pod of the session. What has no bearing on where a pod may be is taken from it.
+    It requests no resources.
+
+    Args:
+        like: a pod of the session. Fields that do not restrict the placement are copied from it.
+        place: place of the pod beside which it cannot run.
+        machine: the machine on which it must run.
+        priority_class: its priority class.
     """
     spec = like["spec"]
-    node = next(one for one in spec["containers"] if one["name"] == template.CONTAINER)
+    node = next(
+        candidate for candidate in spec["containers"] if candidate["name"] == template.CONTAINER
+    )
     container = {
         name: node[name]
         for name in ("name", "image", "imagePullPolicy", "securityContext")
         if name in node
     }
-    none = dict.fromkeys(resources.PLAIN, "0")  # what is not named at all, a namespace may set
-    container |= {"command": [node["command"][0], "-c", ""], "resources": {"requests": none}}
-    apart = {
+    # a namespace may set requests that are not given
+    no_requests = dict.fromkeys(resources.PLAIN, "0")
+    container |= {"command": [node["command"][0], "-c", ""], "resources": {"requests": no_requests}}
+    anti_affinity = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": {PLACE: place}},
     }
-    made: Manifest = {
+    manifest: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -309,45 +352,52 @@ def preemptor(like: Manifest, place: str, machine: str, priority_class: str) -> 
             "ownerReferences": like["metadata"].get("ownerReferences", []),
         },
         "spec": {
-            **{name: spec[name] for name in _OF_ANY_POD if name in spec},
+            **{name: spec[name] for name in _PREEMPTOR_FIELDS if name in spec},
             "restartPolicy": "Never",
             "priorityClassName": priority_class,
             "affinity": {
-                "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+                "podAntiAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": [anti_affinity]
+                }
             },
             "containers": [container],
         },
     }
-    placement.only_on(made, [machine])
-    return made
+    pod_placement.only_on(manifest, [machine])
+    return manifest
 
 
 def helper_place(place: str) -> str:
-    """The place of a pod's network helper."""
+    """Return the place of a pod's network helper."""
     return f"{place}-{HELPER}"
 
 
-def _helper(node: Manifest, place: str, dial: list[str], options: KubernetesOptions) -> Manifest:
-    """A container beside that of the node, which may change the network of the pod. It ends after the node's."""
-    dialed = [helper_place(place) if one == place else one for one in dial]
+def _helper_container(
+    node: Manifest, place: str, dial: list[str], options: KubernetesOptions
+) -> Manifest:
+    """Return the container that may change the network of the pod.
+
+    It ends after the node's container.
+    """
+    dial_helper = [helper_place(place) if argument == place else argument for argument in dial]
     command = [
         options.python,
         "-m",
         "chaoskit.substrate.supervisor",
         "--cold",
         "--network",
-        *dialed,
+        *dial_helper,
     ]
     security = CONTAINER_SECURITY | {
         "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]}
     }
-    kept: Manifest = {name: deepcopy(node[name]) for name in _OF_THE_NODE if name in node}
+    kept: Manifest = {name: deepcopy(node[name]) for name in _COPIED_FIELDS if name in node}
     own = {
-        "XTABLES_LOCKFILE": "/tmp/xtables.lock",  # the usual place cannot be written
-        "PYTHONNOUSERSITE": "1",  # nothing that a job has written is run as root
+        "XTABLES_LOCKFILE": "/tmp/xtables.lock",  # the default path cannot be written
+        "PYTHONNOUSERSITE": "1",  # root runs no code that a job has written
     }
     shared = ("chaoskit-files", "chaoskit-tmp", "chaoskit-shm")
-    mounts = [one for one in kept.get("volumeMounts", ()) if one["name"] not in shared]
+    mounts = [mount for mount in kept.get("volumeMounts", ()) if mount["name"] not in shared]
     return {
         **kept,
         "env": [
@@ -357,22 +407,25 @@ def _helper(node: Manifest, place: str, dial: list[str], options: KubernetesOpti
         "volumeMounts": [*mounts, {"name": HELPER, "mountPath": "/tmp"}],
         "name": HELPER,
         "command": [*command, "--token-file", f"{_TOKEN}/token", "--grace-s", "0"],
-        "restartPolicy": "Always",  # one that starts before the node's container, and ends after it
+        "restartPolicy": "Always",  # a sidecar starts before the node's container and ends after it
         "securityContext": security | {"runAsUser": 0, "runAsNonRoot": False},
     }
 
 
-def driver(session: str, options: KubernetesOptions, given: Mapping[str, Any]) -> Manifest:
-    """The pod of a driver, which makes the others. Its supervisor listens, as the client comes to it."""
+def driver(session: str, options: KubernetesOptions, pod_template: Mapping[str, Any]) -> Manifest:
+    """Return the pod of a driver, which creates the others.
+
+    Its supervisor listens for the client.
+    """
     listen = ["--cold", "--listen", str(DRIVER_PORT)]
-    made, container = _supervised(
-        session, DRIVER_STATION, f"{session}-{DRIVER_STATION}", listen, options, given
+    manifest, container = _supervised_pod(
+        session, DRIVER_STATION, f"{session}-{DRIVER_STATION}", listen, options, pod_template
     )
     account = {
         "serviceAccountName": options.service_account or session,
         "automountServiceAccountToken": True,
     }
-    made["spec"] |= account
+    manifest["spec"] |= account
     container["env"] = [
         *container["env"],
         *(
@@ -385,31 +438,35 @@ def driver(session: str, options: KubernetesOptions, given: Mapping[str, Any]) -
             "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
         },
     ]
-    return made
+    return manifest
 
 
-def _apart(session: str, component: str) -> Manifest:
-    """Each on a machine of its own, as far as there are as many."""
-    selected = {SESSION: session, "app.kubernetes.io/component": component}
+def _spread_constraint(session: str, component: str) -> Manifest:
+    """Return the constraint that spreads pods over machines, as far as there are enough."""
+    match_labels = {SESSION: session, "app.kubernetes.io/component": component}
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selected},
+        "labelSelector": {"matchLabels": match_labels},
     }
 
 
-def _supervised(
+def _supervised_pod(
     session: str,
     station: str,
     name: str,
-    reached: list[str],
+    connection_options: list[str],
     options: KubernetesOptions,
-    given: Mapping[str, Any],
+    pod_template: Mapping[str, Any],
 ) -> tuple[Manifest, Manifest]:
-    """A pod whose first process is a supervisor, and its container. ``reached``: how runner and supervisor meet."""
+    """Return a pod whose first process is a supervisor, and the container of that in the pod.
+
+    Args:
+        connection_options: arguments of the supervisor for its connection to the runner.
+    """
     supervisor = [options.python, "-m", "chaoskit.substrate.supervisor"]
-    command = [*supervisor, *reached, "--echo-logs", "--token-file", f"{_TOKEN}/token"]
+    command = [*supervisor, *connection_options, "--echo-logs", "--token-file", f"{_TOKEN}/token"]
     container = _container(command, options.image)
     spec: Manifest = {
         "restartPolicy": "Never",
@@ -432,16 +489,22 @@ def _supervised(
         "labels": {**labels(session, component), STATION: station, PLACE: name},
     }
     if is_node:
-        spec["topologySpreadConstraints"] = [_apart(session, component)]
-    made = deepcopy(
-        template.merge({"metadata": metadata, "spec": spec}, template.without_roles(given))
+        spec["topologySpreadConstraints"] = [_spread_constraint(session, component)]
+    manifest = deepcopy(
+        template.merge(
+            {"metadata": metadata, "spec": spec}, template.without_resource_containers(pod_template)
+        )
     )
     if not is_node:
         resources.make_small(
-            made["spec"], template.CONTAINER, template.resources_of(given, station)
+            manifest["spec"], template.CONTAINER, template.resources_of(pod_template, station)
         )
     if not is_node or station.startswith(STANDBY):
-        placement.rather_not_on(made, options.breakable)
-    container = next(one for one in made["spec"]["containers"] if one["name"] == template.CONTAINER)
-    container["command"] += ["--grace-s", str(made["spec"]["terminationGracePeriodSeconds"])]
-    return {"apiVersion": "v1", "kind": "Pod", **made}, container
+        pod_placement.rather_not_on(manifest, options.breakable)
+    container = next(
+        candidate
+        for candidate in manifest["spec"]["containers"]
+        if candidate["name"] == template.CONTAINER
+    )
+    container["command"] += ["--grace-s", str(manifest["spec"]["terminationGracePeriodSeconds"])]
+    return {"apiVersion": "v1", "kind": "Pod", **manifest}, container

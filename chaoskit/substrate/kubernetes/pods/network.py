@@ -1,4 +1,7 @@
-"""The pods' own network, and how it is broken: by a helper in each pod, which may change the network of that pod."""
+"""The pods' own network, and changes to it by a network helper in each pod.
+
+-> substrate/network/packets.py drops and delays the packets, in the helper.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ from chaoskit.substrate.supervisor.messages import AskEchoes
 from chaoskit.substrate.supervisor.remote_node import AppliedAway, apply_away, why_not
 from chaoskit.substrate.supervisor.stream import watch
 
-_CONNECT_S = (
-    3.0  # a pod that is gone may not answer at all; one lost packet is sent again after a second
-)
+_CONNECT_S = 3.0  # a missing pod may not answer; a lost packet is sent again after 1 s
 _LOOK_S = 0.01
-_DONE_BY: dict[type[Action], type[Action]] = {Block: DropReceived, Degrade: HoldReceived}
-_NO_HELPER = f"pods have no helper that may change their network: {VARIABLE}NETWORK_FAULTS=allow"
+_ACTION_IN_POD: dict[type[Action], type[Action]] = {Block: DropReceived, Degrade: HoldReceived}
+_NO_HELPER = (
+    f"pods have no helper that may change their network: set {VARIABLE}NETWORK_FAULTS=allow"
+)
 _NOT_IN_PODS: dict[type[Action], str] = {
     Unplug: "the link of a pod is also the way to its supervisor: use Cut",
     Narrow: "rates are not limited in pods: use Delay",
@@ -33,21 +36,25 @@ _NOT_IN_PODS: dict[type[Action], str] = {
 
 
 def why_not_in_pods(action: type[Action], helper: SupervisorLink | None) -> str:
-    """Why a change of this kind is not made to the network of pods; "" if it is.
+    """Return the reason why pods do not support a change of this kind, or "".
 
     Args:
-        helper: that of a pod; None where they have none.
+        helper: link to the helper of a pod; None if pods have none.
     """
     if reason := _NOT_IN_PODS.get(action):
         return reason
-    return _NO_HELPER if helper is None else why_not(helper, _DONE_BY[action])
+    return _NO_HELPER if helper is None else why_not(helper, _ACTION_IN_POD[action])
 
 
 class PodNetwork(PlainNetwork):
-    """Each pod has an address.
+    """A network in which each pod has its own address.
+
+    The constructor opens the listeners of the coordinator.
 
     Args:
-        coordinator: its supervisor. pod: of a station; raises SupervisorGone where that has none.
+        coordinator: link to the coordinator's supervisor.
+        port: port of the coordinator; 0 for a free one.
+        pod: returns the pod of a station; raises SupervisorGone if it has none.
     """
 
     interface = "eth0"
@@ -57,18 +64,25 @@ class PodNetwork(PlainNetwork):
         self.listen(coordinator, port)
 
     def listen(self, coordinator: SupervisorLink, port: int = 0) -> None:
-        """Have the coordinator's listeners in the pod that is its now. Raises BadInput if ``port`` is in use."""
+        """Open the coordinator's listeners in its current pod.
+
+        ``listeners``, ``address`` and ``store`` are set.
+
+        Raises:
+            BadInput: if ``port`` is not 0, and cannot be listened on.
+            HarnessError: if a free port cannot be opened, or the supervisor is gone.
+        """
         host = self.host(COORDINATOR)
         try:
-            first = coordinator.listen(host, port)
+            listener = coordinator.listen(host, port)
         except SupervisorGone:
             raise
         except HarnessError as error:
             if not port:
                 raise
             raise BadInput("port", port, f"use another one, or 0 for any: {error}") from None
-        self.listeners: tuple[Listener, Listener] = first, coordinator.listen(host, 0)
-        self.address, self.store = (listener.address for listener in self.listeners)
+        self.listeners: tuple[Listener, Listener] = listener, coordinator.listen(host, 0)
+        self.address, self.store = (each.address for each in self.listeners)
 
     def host(self, name: str) -> str:
         return self._pod(name).address
@@ -78,7 +92,7 @@ class PodNetwork(PlainNetwork):
         watch(connection)
         return connection
 
-    # -- how it is broken, and measured ---------------------------------------------------------------------------
+    # -- changes and measurements ------------------------------------------------------------------
 
     def backends(self) -> Sequence[Backend]:
         return () if self._pod(COORDINATOR).helper is None else (PodPackets(self._pod),)
@@ -88,33 +102,35 @@ class PodNetwork(PlainNetwork):
     ) -> tuple[float, ...]:
         with contextlib.closing(self.probe(source, target, timeout_s)) as probe:
             until_s = time.monotonic() + count * timeout_s
-            while len(found := probe.results_ms()[:count]) < count and time.monotonic() < until_s:
+            while (
+                len(results_ms := probe.results_ms()[:count]) < count and time.monotonic() < until_s
+            ):
                 time.sleep(_LOOK_S)
-        return tuple(one for one in found if one is not None)
+        return tuple(result_ms for result_ms in results_ms if result_ms is not None)
 
     def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:
         helper = self._pod(source).helper
         if helper is None:
             raise HarnessError(_NO_HELPER)
-        return _EchoesAway(
+        return _HelperProbe(
             helper, apply_away(helper, source, SendEchoes(self.host(target), timeout_s))
         )
 
 
-class _EchoesAway:
-    """Echoes that the helper of a pod sends."""
+class _HelperProbe:
+    """A probe whose echoes are sent by the helper of a pod."""
 
     def __init__(self, helper: SupervisorLink, sending: AppliedAway) -> None:
         self._helper, self._sending = helper, sending
-        self._last: list[float | None] = []
+        self._last_results_ms: list[float | None] = []
         self._is_closed = False
 
     def results_ms(self) -> list[float | None]:
         if not self._is_closed:
-            self._last = self._helper.request(
-                AskEchoes, self._sending.number, value=list[float | None]
+            self._last_results_ms = self._helper.request(
+                AskEchoes, self._sending.number, answer_type=list[float | None]
             )
-        return self._last
+        return self._last_results_ms
 
     def close(self) -> None:
         if not self._is_closed:
@@ -124,9 +140,16 @@ class _EchoesAway:
 
 
 class PodPackets:
-    """The backend of changes to what goes between pods. Each is made in the pods that receive."""
+    """Backend of changes to the traffic between pods. Each change is made in the receiving pods.
 
-    actions: frozenset[type[Action]] = frozenset(_DONE_BY)
+    Its methods raise HarnessError if a helper is missing or refuses. Pods that are gone are left
+    out.
+
+    Args:
+        pod: returns the pod of a station; raises SupervisorGone if it has none.
+    """
+
+    actions: frozenset[type[Action]] = frozenset(_ACTION_IN_POD)
 
     def __init__(self, pod: Callable[[str], Pod]) -> None:
         self._pod = pod
@@ -135,38 +158,39 @@ class PodPackets:
         assert isinstance(action, Block | Degrade)
         sources: dict[str, list[str]] = {}
         for source, target in action.ways:
-            if (pod := self._found(source)) is not None:  # what is gone sends nothing
+            if (pod := self._find_pod(source)) is not None:  # a missing pod sends nothing
                 sources.setdefault(target, []).append(pod.address)
-        changed = _ChangedPods()
+        changed_pods = _ChangedPods()
         try:
             for target, addresses in sources.items():
-                pod = self._found(target)
-                if pod is None or not pod.lives():  # and receives nothing
+                pod = self._find_pod(target)
+                if pod is None or not pod.lives():  # a missing pod receives nothing
                     continue
                 if pod.helper is None:
                     raise HarnessError(f"the pod of {target} has no helper")
-                changed.add(
+                changed_pods.add(
                     pod, apply_away(pod.helper, target, _received(action, tuple(addresses)))
                 )
         except BaseException:
-            changed.lift()
+            changed_pods.lift()
             raise
-        return changed
+        return changed_pods
 
-    def _found(self, station: str) -> Pod | None:
+    def _find_pod(self, station: str) -> Pod | None:
+        """Return the pod of a station, or None if it is gone."""
         with contextlib.suppress(SupervisorGone):
             return self._pod(station)
         return None
 
     def release(self, node: str | None = None) -> None:
-        """No rule keeps a process from ending."""
+        """Do nothing: no rule keeps a process from ending."""
 
     def close(self) -> None:
-        """What was not lifted goes with the pods."""
+        """Do nothing: changes that were not lifted vanish with the pods."""
 
 
 def _received(change: Change, sources: tuple[str, ...]) -> Action:
-    """A change, as it is made where packets from these addresses are received."""
+    """Return the action that makes a change in a pod which receives packets from ``sources``."""
     if isinstance(change, Block):
         return DropReceived(sources=sources, loud=change.loud, port=change.port, share=change.share)
     assert isinstance(change, Degrade)
@@ -174,14 +198,14 @@ def _received(change: Change, sources: tuple[str, ...]) -> Action:
 
 
 class _ChangedPods:
-    """A change that is made in several pods. Those that are gone count as far as they were heard."""
+    """A change that is made in several pods. The last count of a missing pod is kept."""
 
     def __init__(self) -> None:
         self._parts: dict[AppliedAway, int] = {}
         self._pods: dict[AppliedAway, Pod] = {}
 
     def add(self, pod: Pod, part: AppliedAway) -> None:
-        """It is made in one more."""
+        """Add a pod in which the change was made."""
         self._parts[part], self._pods[part] = 0, pod
 
     def shown(self) -> int:
@@ -198,9 +222,8 @@ class _ChangedPods:
         for part, pod in self._pods.items():
             try:
                 is_clean = part.lift() and is_clean
-            except (
-                HarnessError
-            ):  # the rules go with the pod, and no run has a pod without its helper
+            except HarnessError:
+                # the rules vanish with the pod, and no run uses a pod without its helper
                 is_clean = is_clean and not pod.lives()
                 if pod.helper is not None:
                     pod.helper.close()

@@ -1,7 +1,11 @@
-"""The pods of a session, by the station that each is for: how they are made and waited for, replaced and ended.
+"""The pods of a session, by station: how they are created and waited for, replaced and ended.
 
-What waits for pods blocks its thread. It touches no stream that an event loop hears: it may run in a thread of its own
-while the loop goes on (:meth:`SessionPods.replace`).
+Methods that wait for pods block their thread. They touch no stream that an event loop reads, so
+they may run in another thread while the loop goes on (:meth:`SessionPods.replace`).
+
+-> kubernetes/pods/diagnosis.py: why a pod does not run; disruption.py: what else ended it;
+pod_placement.py: which machines are avoided.
+-> kubernetes/substrate.py notices silent pods during a run, and asks for the replacement.
 """
 
 from __future__ import annotations
@@ -21,13 +25,13 @@ from chaoskit.errors import HarnessError
 from chaoskit.plaintext import same_but_ports
 from chaoskit.substrate.cluster.network import COORDINATOR
 from chaoskit.substrate.kubernetes.api.background import BackgroundRequests
-from chaoskit.substrate.kubernetes.api.requests import ApiError, EvictionRefused, KubernetesApi
+from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pods import manifests, placement
+from chaoskit.substrate.kubernetes.pods import manifests, pod_placement
 from chaoskit.substrate.kubernetes.pods.actions import ANSWER_S
 from chaoskit.substrate.kubernetes.pods.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.pods.disruption import Disruption, disruption_of, loss_of_machine
-from chaoskit.substrate.kubernetes.pods.pod_blocker import Hindrance, How
+from chaoskit.substrate.kubernetes.pods.pod_blocker import Blocker, How
 from chaoskit.substrate.kubernetes.pods.state import (
     PULL_REASONS,
     Pending,
@@ -39,33 +43,43 @@ from chaoskit.substrate.supervisor.client import SupervisorLink
 from chaoskit.substrate.supervisor.reception import Arrival, Reception
 from chaoskit.substrate.supervisor.remote_node import KernelAway
 
-_LOOK_S = 0.5  # between two looks at pods that do not come
+_LOOK_S = 0.5  # interval of checks of pods that have not come
 _WARM_S = 120.0
 _END_S = 30.0
 _END_LOOK_S = 0.02
-ASK_AGAIN_S = 0.1  # the API server, of one pod
-_EXAMINE_AGAIN_S = 1.0  # a pod that has ended, and of which the API server does not say why yet
-#: The station of a pod that is made to take another one's place on its machine.
+ASK_AGAIN_S = 0.1  # interval of questions to the API server about a pod
+_EXAMINE_AGAIN_S = 1.0  # interval of questions about an end that the API server cannot explain yet
+#: Station of a pod that is created to take the place of another one on its machine.
 PREEMPTOR = "preemptor"
 
 
 class Pod:
-    """One pod, and the streams that come from it.
+    """A pod, and the streams that come from it.
+
+    Args:
+        ask_over: returns True if no process of the pod runs any more; asked once its stream has
+            ended.
 
     Attributes:
-        place: what its supervisor says that it is, and its label; never used again. It is the name of its object, too,
-            but of a pod that a Job has made.
-        link, helper: the streams to its supervisor, and to what may change its network, if it has such a helper.
-        address: under which its processes are reached. machine: on which it is.
-        is_made: whether this session has made its object itself.
-        goes: whether this session has asked for its end.
-        hindrance: what keeps it from running, if anything does.
-        is_displaced: whether it would be elsewhere if no machine had been lost.
-        fell_silent: whether it counts as lost because its supervisor did not answer.
-        ends_by_plan: whether this session ends it, or has its machine broken.
-        first_sign_ns: when its end was noticed first, on the monotonic clock; 0 if it was not.
-        disruption: why it went, where this session has not asked for that.
-        asked_s: when the API server was last asked whether it is over, on the monotonic clock. was_over: its answer.
+        station: node, coordinator or standby that it serves.
+        place: name that its supervisor and its label give; never used again. The object of the pod
+            has the same name, unless a Job made it.
+        link: the link to its supervisor; None until that has connected.
+        helper: the link to its network helper; None if it has none.
+        address: address of its processes; "" until its supervisor has connected.
+        machine: machine on which it runs; "" if it is unknown.
+        is_made: True if this session has created its object itself.
+        kernel: kernel of its processes, queried through its supervisor.
+        end_requested: True if this session has requested its end.
+        blocker: the blocker that keeps it from running, if there is one.
+        is_displaced: True if it would be elsewhere if no machine had been lost.
+        fell_silent: True if it counts as lost because its supervisor did not answer.
+        ends_by_plan: True if this session ends it, or breaks its machine.
+        first_sign_ns: monotonic time at which its end was noticed; 0 if it was not.
+        disruption: the disruption that ended it, if this session has not requested its end.
+        examined_s: monotonic time of the last question why it went; infinite if that is known.
+        asked_s: monotonic time of the last question to the API server whether it is over.
+        was_over: answer to that question.
     """
 
     def __init__(self, station: str, place: str, ask_over: Callable[[Pod], bool]) -> None:
@@ -76,21 +90,24 @@ class Pod:
         self.kernel = KernelAway(lambda: ask_over(self))
         self.link: SupervisorLink | None = None
         self.helper: SupervisorLink | None = None
-        self.hindrance: Hindrance | None = None
-        self.is_made = self.goes = False
+        self.blocker: Blocker | None = None
+        self.is_made = self.end_requested = False
         self.is_displaced = False
         self.fell_silent = False
         self.ends_by_plan = False
         self.first_sign_ns = 0
         self.disruption: Disruption | None = None
-        self.examined_s = -math.inf  # math.inf: it is known why it went
-        self.is_machine_examined = False  # or is being examined: once is enough
+        self.examined_s = -math.inf
+        self.is_machine_examined = False  # or is being examined: its machine is examined once
         self.examining = threading.Lock()
         self.was_over = False
         self.asked_s = -math.inf
 
-    def come(self, place: str, arrival: Arrival) -> None:
-        """Its supervisor has dialed, or its helper, which has a place of its own."""
+    def connect(self, place: str, arrival: Arrival) -> None:
+        """Take the connection of its supervisor, or of its helper, which has a place of its own.
+
+        That of the supervisor also gives the address and the machine.
+        """
         if place != self.place:
             self.helper = SupervisorLink(
                 arrival.connection, f"the network helper of {self.station}"
@@ -102,24 +119,24 @@ class Pod:
         )
         self.kernel.reach_by(self.link)
 
-    def become(self, station: str) -> None:
-        """Take the place of the pod of another station."""
+    def move_to(self, station: str) -> None:
+        """Change the station that this pod serves, also in the messages about its supervisor."""
         self.station = station
         if self.link is not None:
             self.link.name = f"the supervisor of {station}"
 
     @property
     def stands_by(self) -> bool:
-        """Whether it is for no node yet."""
+        """True if it serves no node yet."""
         return self.station.startswith(manifests.STANDBY)
 
     def lives(self) -> bool:
-        """Whether its supervisor still listens."""
+        """Return whether the stream to its supervisor is open."""
         return self.link is not None and self.link.is_open()
 
     def leaves(self) -> bool:
-        """Whether its processes were told to end, or soon will be."""
-        return self.goes or (self.link is not None and self.link.leaves)
+        """Return whether its end was requested, or its supervisor has received SIGTERM."""
+        return self.end_requested or (self.link is not None and self.link.leaves)
 
     @property
     def role(self) -> str:
@@ -129,7 +146,10 @@ class Pod:
         )
 
     def note_end(self) -> None:
-        """Note the time if its processes end or have ended. It hears its supervisor: not for another thread."""
+        """Note the time if its processes end or have ended.
+
+        This reads the link to the supervisor, so it must not be called from another thread.
+        """
         if (
             not self.first_sign_ns
             and self.link is not None
@@ -138,28 +158,35 @@ class Pod:
             self.first_sign_ns = time.monotonic_ns()
 
     def is_unexplained(self) -> bool:
-        """Return whether it ends or has ended, this session has not asked for that, and the reason is not known yet."""
-        is_ours = self.ends_by_plan or self.goes
-        return bool(self.first_sign_ns) and not is_ours and self.examined_s < math.inf
+        """Return whether its end has begun without a request of this session or a known reason."""
+        is_requested = self.ends_by_plan or self.end_requested
+        return bool(self.first_sign_ns) and not is_requested and self.examined_s < math.inf
 
-    def hang_up(self) -> None:
-        """End the streams to its supervisor and its helper, and with them all that runs there."""
+    def disconnect(self) -> None:
+        """Close the links to its supervisor and its helper. This ends all processes below them."""
         for link in (self.link, self.helper):
             if link is not None:
                 link.close()
 
 
 class SessionPods:
-    """Makes the pods of a session, and knows the one that each station has.
+    """Creates the pods of a session, and maps each station to its pod.
 
-    A pod is *lost* when its stream has ended, or its supervisor does not answer. A lost pod is *replaced* by one that
-    stands by, else by a new one, never on a machine that has fallen silent.
+    A pod is *lost* when its stream has ended, or its supervisor does not answer. A lost pod is
+    *replaced* by one that stands by, else by a new one, never on a machine that has fallen silent.
 
     Args:
-        session: its name. reception: where supervisors come to. runner: the address that they dial.
-        manifest: the object of a pod, before it is said on which machines it may be.
-        tell: told in a line why pods are waited for.
-        background: makes requests that nothing waits for: labels and annotations. Deletions do not go through it.
+        session: name of the session.
+        reception: the listener that supervisors connect to.
+        runner: the address that they dial.
+        manifest: called with station and place; returns the object of a pod, without its placement
+            on machines.
+        tell: shows a line to the user: why pods are waited for.
+        background: makes requests that no run waits for: labels and annotations. It makes no
+            deletions.
+
+    Attributes:
+        diagnosis: finds the reasons for which pods do not run.
     """
 
     def __init__(
@@ -183,190 +210,203 @@ class SessionPods:
         self._background = background
         self.diagnosis = PodDiagnosis(api, session, options)
         self._by_station: dict[str, Pod] = {}
-        self._lost, self._returning = placement.LostMachines(), set[str]()
-        self._hindrance: Hindrance | None = None
-        self._taken: list[Pod] = []  # by something else, and not written down yet
-        self._unproven: dict[
-            Pod, _MachineWatch
-        ] = {}  # pods whose end only the loss of their machine may explain
-        self._may_have_others = (
-            True  # pods on the cluster that are not known here: of a driver before this one
-        )
-        self._tidying = ThreadPoolExecutor(
-            1, thread_name_prefix="ck-tidy"
-        )  # deletions, and nothing else
+        self._lost, self._returning = pod_placement.LostMachines(), set[str]()
+        self._blocker: Blocker | None = None
+        self._disrupted: list[Pod] = []  # pods disrupted by something else, and not recorded yet
+        self._unproven: dict[Pod, _MachineWatch] = {}  # unexplained ends; the machine may be lost
+        # the cluster may have pods that are not known here, such as those of an earlier driver
+        self._may_have_unknown_pods = True
+        self._tidying = ThreadPoolExecutor(1, thread_name_prefix="ck-tidy")  # only for deletions
 
-    # -- which there are ------------------------------------------------------------------------------------------
+    # -- the present pods --------------------------------------------------------------------------
 
     def get(self, station: str) -> Pod | None:
-        """The pod of a station; None while it has none."""
+        """Return the pod of a station, or None if it has none."""
         return self._by_station.get(station)
 
     def all(self) -> Sequence[Pod]:
-        """The pods of all stations."""
+        """Return the pods of all stations."""
         return tuple(self._by_station.values())
 
     def running(self, node: str) -> Pod:
-        """The pod of a node, to be broken. Raises ProcessLookupError if it is gone, or goes already: what ends it then
-        would be another's doing.
+        """Return the pod of a node for a fault.
+
+        Raises:
+            ProcessLookupError: if the pod is gone or going. Its end would not be the effect of the
+                fault.
         """
         pod = self.get(node)
         if pod is None or not pod.lives() or pod.leaves():
-            raise ProcessLookupError(f"the pod of {node} is gone, or goes already")
+            raise ProcessLookupError(f"the pod of {node} is gone, or is ending")
         return pod
 
     def on(self, machine: str) -> Sequence[Pod]:
-        """The pods on a machine."""
+        """Return the pods on a machine."""
         return tuple(pod for pod in self.all() if pod.machine == machine)
 
     def add(self, pod: Pod) -> None:
-        """Know a pod as that of its station."""
+        """Make a pod the pod of its station."""
         self._by_station[pod.station] = pod
 
     def is_lost(self, station: str) -> bool:
-        """Whether a station has no pod that lives, or one on a machine that has fallen silent."""
+        """Return whether a station has no live pod, or one on a machine that has fallen silent."""
         pod = self.get(station)
         return pod is None or not pod.lives() or self._is_avoided(pod.machine)
 
     def _is_avoided(self, machine: str) -> bool:
+        """Return whether no pod is to be created on a machine now, as it has fallen silent."""
         return machine in self._lost.avoided(time.monotonic())
 
-    # -- before a run ---------------------------------------------------------------------------------------------
+    # -- before a run ------------------------------------------------------------------------------
 
     def expect_back(self, machine: str) -> None:
-        """A machine that was lost is there again by the next run: what puts it back waits for that."""
+        """Note that a lost machine will be back by the next run, which may use it again.
+
+        The command that puts the machine back waits for that.
+        """
         self._returning.add(machine)
 
     def settle_in(self) -> None:
-        """Before a run, forget and delete every pod that does not serve it: those that are lost or told to end, those
-        that went elsewhere for want of a machine that is back, those that came too late, and those of a driver that
-        was killed.
+        """Forget and delete every pod that does not serve the next run.
+
+        Such pods are lost or ending, were displaced from a machine that is back, or came too late.
+        Pods of a driver that was killed are deleted as well.
 
         Raises:
-            ApiError: if there are any, and the server does not answer.
+            ApiError: if pods must be deleted or looked for, and the server refuses or is silent.
         """
         for machine in self._returning:
             self._lost.note_back(machine)
         self._returning.clear()
-        self._hindrance = None
-        whole = not self._lost.avoided(time.monotonic())
+        self._blocker = None
+        has_all_machines = not self._lost.avoided(time.monotonic())
         for pod in self.all():
-            pod.ends_by_plan = (
-                pod.goes or pod.fell_silent
-            )  # what was to end it was of the run before
-            if not self.serves(pod) or (pod.is_displaced and whole):
+            # plans of the run before do not count any more
+            pod.ends_by_plan = pod.end_requested or pod.fell_silent
+            if not self.serves(pod) or (pod.is_displaced and has_all_machines):
                 self._forget(pod)
-                self._may_have_others = pod.ends_by_plan = True
+                self._may_have_unknown_pods = pod.ends_by_plan = True
                 self._api.delete("Pod", pod.place, grace_s=0)
-        if self._may_have_others:
-            self._may_have_others = False
+        if self._may_have_unknown_pods:
+            self._may_have_unknown_pods = False
             try:
-                self._delete_others()
+                self._delete_unknown_pods()
             except BaseException:
-                self._may_have_others = True
+                self._may_have_unknown_pods = True
                 raise
 
-    def _delete_others(self) -> None:
-        known = {pod.place for pod in self.all()}
-        made = (
+    def _delete_unknown_pods(self) -> None:
+        """Delete the pods of this session that are not known here. Raises ApiError."""
+        places = {pod.place for pod in self.all()}
+        selector = (
             f"{manifests.selector(self._session)},{manifests.STATION}!={manifests.DRIVER_STATION}"
         )
-        for one in self._api.find("Pod", made):
-            if one["metadata"]["labels"].get(manifests.PLACE) not in known:
-                self._api.delete("Pod", one["metadata"]["name"], grace_s=0)
+        for pod in self._api.find("Pod", selector):
+            if pod["metadata"]["labels"].get(manifests.PLACE) not in places:
+                self._api.delete("Pod", pod["metadata"]["name"], grace_s=0)
 
     def serves(self, pod: Pod) -> bool:
-        """Whether another run can have it: it lives, with its helper where it is to have one, and goes nowhere."""
+        """Return whether another run can use a pod.
+
+        The pod must live, have its helper if it needs one, and not be ending.
+        """
         is_starting = pod.link is None or not pod.link.await_ready(0.0)
         has_helper = pod.helper is not None and pod.helper.is_open()
-        is_whole = has_helper or is_starting or self._options.network_faults != "allow"
-        return pod.lives() and is_whole and not pod.leaves()
+        is_complete = has_helper or is_starting or self._options.network_faults != "allow"
+        return pod.lives() and is_complete and not pod.leaves()
 
     def drop_standbys(self, beyond: Collection[str]) -> None:
-        """Forget those that stand by for no run: a run that counts on having none would take one."""
+        """Forget and delete the standbys whose stations are not in ``beyond``.
+
+        Otherwise a run without standbys would take one.
+        """
         for pod in self.all():
             if pod.stands_by and pod.station not in beyond:
                 self._forget(pod)
                 self._tidying.submit(self._drop, pod)
 
     def find_silent(self) -> None:
-        """Have each supervisor give a sign of life that has started. Where none does, this end has no network."""
-        there = [
+        """Ping every started supervisor, and note the pods that do not answer as silent.
+
+        If none answers, this process is assumed to have no network, and only closes the links.
+        """
+        ready = [
             (pod, pod.link)
             for pod in self.all()
             if pod.link is not None and pod.link.await_ready(0.0)
         ]
-        asked = [(pod, link, link.ask_alive()) for pod, link in there if link.is_open()]
+        pings = [(pod, link, link.ask_alive()) for pod, link in ready if link.is_open()]
         until_s = time.monotonic() + ANSWER_S
         silent = [
             pod
-            for pod, link, before in asked
-            if not link.await_sign(before, until_s - time.monotonic())
+            for pod, link, last_sign in pings
+            if not link.await_sign(last_sign, until_s - time.monotonic())
         ]
         for pod in silent:
-            if len(silent) < len(asked):
-                pod.ends_by_plan = True  # no run is judged by it
+            if len(silent) < len(pings):
+                pod.ends_by_plan = True  # its end is no finding of a run
                 self.note_silent(pod)
             else:
-                pod.hang_up()
+                pod.disconnect()
 
-    def stand_ready(self, stations: Iterable[str]) -> None:
-        """Have a pod for each of these, with a supervisor that can start programs.
+    def ensure_pods(self, stations: Iterable[str]) -> None:
+        """Ensure that each station has a pod with a supervisor that can start programs.
 
         Raises:
-            BadInput: if no pod can be made so. HarnessError: if one does not run in time, with the reason.
+            BadInput: if no such pod can be created.
+            HarnessError: if a pod does not run in time, with the reason.
         """
-        made = [self.new_pod(station) for station in stations if station not in self._by_station]
+        pods = [self.new_pod(station) for station in stations if station not in self._by_station]
         try:
-            for pod in made:
+            for pod in pods:
                 self._create(pod)
                 self.add(pod)
-            self.await_arrivals(made)
+            self.await_arrivals(pods)
             for pod in self.all():
                 self._await_ready(pod)
         except BaseException:
-            for pod in made:
+            for pod in pods:
                 if not pod.lives():
-                    self._forget(pod)  # the next run makes another one
-            self._may_have_others = True
+                    self._forget(pod)  # the next run creates another one
+            self._may_have_unknown_pods = True
             raise
 
-    # -- how one is made ------------------------------------------------------------------------------------------
+    # -- creation of a pod -------------------------------------------------------------------------
 
     def new_pod(self, station: str) -> Pod:
-        """A pod that is to be made: its supervisor is let in."""
+        """Return a pod with a new name, which is not created yet. Its supervisor may connect."""
         pod = Pod(station, f"{self._session}-{station}-{secrets.token_hex(3)}", self.is_over)
         self.expect(pod)
         return pod
 
     def expect(self, pod: Pod) -> None:
-        """Let the supervisor of a pod in, and its helper."""
+        """Allow the supervisor and the helper of a pod to connect."""
         for place in self._places(pod):
             self._reception.expect(place)
 
     def _places(self, pod: Pod) -> list[str]:
+        """Return the places of a pod's supervisor and, if it has one, of its helper."""
         has_helper = self._options.network_faults == "allow"
         return [pod.place, *([manifests.helper_place(pod.place)] if has_helper else [])]
 
     def _create(self, pod: Pod) -> None:
-        made = self._manifest(pod.station, pod.place)
+        """Create the object of a pod, away from lost machines. Raises ApiError."""
+        manifest = self._manifest(pod.station, pod.place)
         avoided = self._lost.avoided(time.monotonic())
         pod.is_displaced = bool(avoided)
         if avoided:
-            placement.keep_off(made, avoided)
+            pod_placement.keep_off(manifest, avoided)
         elif pod.station != COORDINATOR and not pod.stands_by:
-            placement.only_on(made, self._options.breakable)
-        is_hindered = self._hindrance is not None and not self._hindrance.is_lifted
-        if (
-            self._hindrance is not None and is_hindered and pod.station != COORDINATOR
-        ):  # the run itself goes on
-            pod.hindrance = self._hindrance
-            pod.hindrance.spoil(made)
+            pod_placement.only_on(manifest, self._options.breakable)
+        is_blocked = self._blocker is not None and not self._blocker.is_lifted
+        # the run needs its coordinator
+        if self._blocker is not None and is_blocked and pod.station != COORDINATOR:
+            pod.blocker = self._blocker
+            pod.blocker.block(manifest)
         try:
-            self._api.create(made)
-        except (
-            ApiError
-        ) as error:  # without the name, which no other attempt has: the same reason is told once
+            self._api.create(manifest)
+        except ApiError as error:
+            # without the name of this attempt, so that equal reasons are shown once
             raise ApiError(
                 str(error).replace(pod.place, pod.station), error.status, error.causes
             ) from None
@@ -375,37 +415,54 @@ class SessionPods:
     def await_arrivals(
         self, pods: Sequence[Pod], is_run_over: Callable[[], bool] = lambda: False
     ) -> None:
-        """Wait for supervisors, and say why they do not come. Raises BadInput, HarnessError."""
+        """Wait until the supervisors and helpers of pods have connected.
+
+        The user is shown the reasons for which pods do not run yet.
+
+        Raises:
+            BadInput, HarnessError: if they do not connect in time, with the reason, or the run is
+                over.
+        """
         missing = {place: pod for pod in pods for place in self._places(pod)}
-        until_s, shown = time.monotonic() + self._options.startup_s, ""
+        until_s, shown_text = time.monotonic() + self._options.startup_s, ""
         while missing:
             if (arrived := self._reception.await_any(missing, _LOOK_S)) is not None:
                 pod = missing.pop(arrived[0])
-                pod.come(*arrived)
+                pod.connect(*arrived)
                 self._lost.note_back(pod.machine)
                 continue
             if is_run_over():
                 raise HarnessError("the run is over")
             absent = {pod.station: pod for pod in missing.values()}
-            told = self.diagnosis.pending(absent, missing, self._made(absent))
-            hindered = _hear_hindrances(absent, told)
-            if told and not same_but_ports(text := in_words(told), shown):
-                self._tell(shown := text)
-            # an image that a fault has spoilt is waited for: the fault may be lifted
+            reasons = self.diagnosis.pending(absent, missing, self._made(absent))
+            is_blocked = _report_to_blockers(absent, reasons)
+            if reasons and not same_but_ports(text := in_words(reasons), shown_text):
+                self._tell(shown_text := text)
+            # the image of a blocked pod is waited for: the fault may be lifted
             is_final = any(
-                one.is_final and not (hindered and one.reason in PULL_REASONS) for one in told
+                reason.is_final and not (is_blocked and reason.reason in PULL_REASONS)
+                for reason in reasons
             )
             if time.monotonic() > until_s or is_final:
-                if hindered:  # nothing is wrong with what the user gave
-                    raise HarnessError(f"pods do not run: {shown}")
-                otherwise = f"no supervisor came to {self._runner}: can pods reach it?"
-                self.diagnosis.raise_not_running(told, list(absent), otherwise)
+                if is_blocked:  # the user's options are correct
+                    raise HarnessError(f"pods do not run: {shown_text}")
+                otherwise = (
+                    f"no supervisor has connected to {self._runner}: "
+                    "check that pods can reach this address"
+                )
+                self.diagnosis.raise_not_running(reasons, list(absent), otherwise)
 
     @staticmethod
     def _made(absent: Mapping[str, Pod]) -> dict[str, str]:
+        """Return place -> station of the absent pods whose objects this session has created."""
         return {pod.place: station for station, pod in absent.items() if pod.is_made}
 
     def _await_ready(self, pod: Pod, is_run_over: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the supervisor of a pod can start programs.
+
+        Raises:
+            HarnessError: if it cannot in time, or the run is over.
+        """
         until_s = time.monotonic() + _WARM_S
         while pod.link is None or not pod.link.await_ready(_LOOK_S):
             if is_run_over():
@@ -416,7 +473,7 @@ class SessionPods:
                 raise HarnessError(f"the supervisor of {pod.station} did not start:\n{log}")
 
     def require_there(self, pods: Iterable[Pod]) -> None:
-        """Raises HarnessError if something else took one of these pods, with the proof."""
+        """Raise HarnessError, with the proof, if something else ended one of these pods."""
         for pod in pods:
             pod.note_end()
             with contextlib.suppress(ApiError):
@@ -426,7 +483,7 @@ class SessionPods:
                     f"before the first step the pod of {pod.station} was {pod.disruption}"
                 )
 
-    # -- while a run goes on --------------------------------------------------------------------------------------
+    # -- during a run ------------------------------------------------------------------------------
 
     def replace(
         self,
@@ -434,14 +491,17 @@ class SessionPods:
         is_run_over: Callable[[], bool] = lambda: False,
         prepare: Callable[[SupervisorLink], None] = lambda link: None,
     ) -> None:
-        """Have another pod for a station whose own is lost: one that stands by, else a new one. The stream of the lost
-        one must have ended. Takes seconds where a pod is made.
+        """Give a station whose pod is lost another one: a standby, else a new pod.
+
+        The stream of the lost one must have ended. This takes seconds if a pod is created.
 
         Args:
-            is_run_over: whether it is of no use any more. prepare: does something there before it is the station's.
+            is_run_over: returns True once the pod is not needed any more.
+            prepare: called with the link of the pod before the station gets it.
 
         Raises:
-            ApiError, BadInput, HarnessError: if no pod can be made now, or it does not run in time.
+            ApiError, BadInput, HarnessError: if no pod can be created now, it does not run in time,
+                or the run is over. An error of ``prepare`` is raised, too; the pod is deleted then.
         """
         if is_run_over():
             raise HarnessError("the run is over")
@@ -459,7 +519,7 @@ class SessionPods:
                     self._forget(standby)
                     self._tidying.submit(self._drop, standby)
                     raise
-                standby.become(station)
+                standby.move_to(station)
                 standby.is_displaced = bool(self._options.breakable) and station != COORDINATOR
                 self.add(standby)
                 self.label(station, manifests.station_labels(station))
@@ -474,13 +534,16 @@ class SessionPods:
             prepare(pod.link)
         except BaseException:
             self._forget(pod)
-            self._may_have_others = True  # the server may make it yet
+            self._may_have_unknown_pods = True  # the server may still create it
             self._tidying.submit(self._drop, pod)
             raise
         self.add(pod)
 
     def _take_standby(self) -> Pod | None:
-        """A pod that stands by, which is no other's then; None if there is none that lives."""
+        """Return a live standby and remove it from the stations, or return None if there is none.
+
+        Standbys that do not live, end, or are on a machine to avoid are dropped.
+        """
         for pod in self.all():
             if pod.stands_by and self._by_station.pop(pod.station, None) is pod:
                 if pod.lives() and not pod.leaves() and not self._is_avoided(pod.machine):
@@ -490,29 +553,33 @@ class SessionPods:
         return None
 
     def note_silent(self, pod: Pod, since_ns: int = 0) -> None:
-        """The supervisor of a pod does not answer: the pod is lost, and none is made on its machine for a while.
+        """Note that the supervisor of a pod does not answer: the pod is lost, and is deleted.
 
-        ``since_ns``: when that was asked first, on the monotonic clock; 0 for now.
+        Its links are closed, and for a while no pod is created on its machine.
+
+        Args:
+            since_ns: monotonic time of the first question without an answer; 0 for now.
         """
         pod.first_sign_ns = pod.first_sign_ns or since_ns or time.monotonic_ns()
         self._lost.note_lost(pod.machine, time.monotonic())
         pod.fell_silent = True
-        pod.hang_up()
+        pod.disconnect()
         self._tidying.submit(self._drop, pod)
 
     def _forget(self, pod: Pod) -> None:
+        """Remove a pod from its station, close its links, and refuse new connections from it."""
         if self.get(pod.station) is pod:
             del self._by_station[pod.station]
         for place in self._places(pod):
             self._reception.give_up(place)
-        pod.hang_up()
+        pod.disconnect()
 
     def _drop(self, pod: Pod) -> None:
-        """Delete a pod; what is left of it goes before the next run (:meth:`settle_in`)."""
+        """Delete a pod. If that fails, it is deleted before the next run (:meth:`settle_in`)."""
         try:
             self.delete(pod, 0)
         except ApiError:
-            self._may_have_others = True
+            self._may_have_unknown_pods = True
 
     def label(
         self,
@@ -520,45 +587,65 @@ class SessionPods:
         labels: Mapping[str, str | None],
         annotations: Mapping[str, str | None] | None = None,
     ) -> None:
-        """Show a pod's part in a run by labels and annotations; None removes one. Nothing waits for the request."""
+        """Queue a change of a pod's labels and annotations; None removes one.
+
+        Nothing is done if the station has no pod.
+        """
         if (pod := self.get(station)) is not None:
             change = {"metadata": {"labels": labels, "annotations": annotations or {}}}
             key = (pod.place, frozenset(labels))
             self._background.submit(partial(self._api.patch, "Pod", pod.place, change), key)
 
-    # -- what faults do to them -----------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
     def delete(self, pod: Pod, grace_s: int) -> None:
-        """Delete a pod, and give its processes this time to end. Raises ApiError."""
-        self.examine(
-            pod, at_once=True
-        )  # of one that has ended by itself nothing tells why afterwards
+        """Delete a pod without waiting for its end. Raises ApiError.
+
+        If it ends already, the API server is first asked why. From now on its end is planned,
+        unless the request is refused.
+
+        Args:
+            grace_s: seconds that its processes get to end by themselves.
+        """
+        # afterwards the reason of an unplanned end is lost
+        self.examine(pod, at_once=True)
         with self._ending(pod):
             self._api.delete("Pod", pod.place, grace_s=grace_s)
 
     def evict(self, pod: Pod, grace_s: int) -> None:
-        """Have a pod evicted. Raises EvictionRefused where a PodDisruptionBudget forbids it, and ApiError."""
+        """Evict a pod without waiting for its end, which is planned unless the request is refused.
+
+        Raises ApiError. If a PodDisruptionBudget forbids it, ``is_budget_refusal`` of that is True.
+
+        Args:
+            grace_s: seconds that its processes get to end by themselves.
+        """
         with self._ending(pod):
             self._api.evict(pod.place, grace_s)
 
     @contextlib.contextmanager
     def _ending(self, pod: Pod) -> Iterator[None]:
-        """Have a pod go: its supervisor may tell of its end before the API server has answered."""
+        """Mark a pod as ending by plan during a request.
+
+        Its supervisor may report the end before the API server has answered.
+        """
         before, pod.ends_by_plan = pod.ends_by_plan, True
         try:
             yield
         except ApiError as error:
-            if error.is_refusal or isinstance(
-                error, EvictionRefused
-            ):  # else the server may have done it
+            # after other errors the server may have ended it
+            if error.is_refusal or error.is_budget_refusal:
                 pod.ends_by_plan = before
             raise
-        pod.goes = True
+        pod.end_requested = True
 
-    # -- what others do to them -----------------------------------------------------------------------------------
+    # -- disruptions by others ---------------------------------------------------------------------
 
     def examine_all(self, stations: Iterable[str]) -> None:
-        """Examine the pods of stations, and machines. Stop at the first that the API server does not answer for."""
+        """Examine the pods of stations, and machines. Stop when the API server does not answer.
+
+        Nothing is raised. :meth:`pop_disrupted` returns the pods whose end is explained.
+        """
         for pod in filter(None, map(self.get, stations)):
             try:
                 self.examine(pod)
@@ -568,41 +655,47 @@ class SessionPods:
         self.examine_machines()
 
     def examine(self, pod: Pod, *, at_once: bool = False) -> None:
-        """Ask the API server why a pod goes that this session has not told to go. Raises ApiError.
+        """Ask the API server why a pod ends whose end this session has not requested.
 
-        ``at_once``: also if it has just been asked, and did not know.
+        A disruption is stored in the pod, which :meth:`pop_disrupted` then returns. Raises ApiError.
+
+        Args:
+            at_once: True to ask even if the last question is recent.
         """
         if not pod.is_unexplained():
             return
         with pod.examining:
-            asked_lately = time.monotonic() < pod.examined_s + _EXAMINE_AGAIN_S
-            if not pod.is_unexplained() or (asked_lately and not at_once):
+            was_asked_lately = time.monotonic() < pod.examined_s + _EXAMINE_AGAIN_S
+            if not pod.is_unexplained() or (was_asked_lately and not at_once):
                 return
-            found = next(self._api.find("Pod", f"{manifests.PLACE}={pod.place}"), None)
-            name = pod.place if found is None else found["metadata"]["name"]
-            disruption = disruption_of(found, self._events_about(name))
-            if not pod.is_unexplained():  # this session has told it to go meanwhile
+            pod_object = next(self._api.find("Pod", f"{manifests.PLACE}={pod.place}"), None)
+            name = pod.place if pod_object is None else pod_object["metadata"]["name"]
+            disruption = disruption_of(pod_object, self._events_about(name))
+            if not pod.is_unexplained():  # this session has requested its end meanwhile
                 return
-            has_no_reason = disruption is None and found is not None and not has_ended(found)
+            has_no_reason = (
+                disruption is None and pod_object is not None and not has_ended(pod_object)
+            )
             pod.examined_s = time.monotonic() if has_no_reason else math.inf
             if not has_no_reason:
                 self._unproven.pop(pod, None)
             elif not pod.is_machine_examined:
                 pod.is_machine_examined = True
-                self._unproven[pod] = _MachineWatch(time.monotonic() + placement.AVOID_S)
+                self._unproven[pod] = _MachineWatch(time.monotonic() + pod_placement.AVOID_S)
             if disruption is not None:
                 pod.disruption = disruption
-                self._taken.append(pod)
+                self._disrupted.append(pod)
 
     def has_unproven(self) -> bool:
-        """Return whether the end of a pod is not explained, and may be the loss of its machine."""
+        """Return whether a pod's end is unexplained, and may be the loss of its machine."""
         return bool(self._unproven)
 
     def examine_machines(self) -> None:
-        """Ask the API server whether machines are lost whose pods have ended without a reason.
+        """Ask the API server whether machines of pods with an unexplained end are lost.
 
-        It knows that some 50 s after the pods have fallen silent, when they are deleted already. It is not asked about
-        a machine that is heard after that, nor where this process may not read nodes.
+        The API server notices a loss some 50 s after the pods have fallen silent, when they are
+        deleted already. It is not asked about a machine that is heard after that, nor if this
+        process may not read nodes.
         """
         for pod, watch in list(self._unproven.items()):
             with pod.examining:
@@ -610,7 +703,10 @@ class SessionPods:
                     return
 
     def _examine_machine(self, pod: Pod, watch: _MachineWatch) -> bool:
-        """Ask about the machine of a pod, if it is time. Return whether the API server has answered."""
+        """Ask about the machine of a pod, if it is time.
+
+        Return whether the API server has answered.
+        """
         now_s, answers = time.monotonic(), True
         if pod.machine and now_s <= watch.until_s:
             if now_s < watch.asked_s + _EXAMINE_AGAIN_S:
@@ -626,14 +722,14 @@ class SessionPods:
                 pod.disruption = loss_of_machine(pod.machine, node)
                 if pod.disruption is not None:
                     pod.examined_s = math.inf
-                    self._taken.append(pod)
+                    self._disrupted.append(pod)
                 elif not watch.has_been_heard(self._last_heard(pod.machine)):
                     return True
         self._unproven.pop(pod, None)
         return answers
 
     def _find_node(self, machine: str) -> dict[str, Any] | None:
-        """Return a node of the cluster; None if there is none. Raises ApiError."""
+        """Return the object of a node of the cluster, or None if there is none. Raises ApiError."""
         try:
             return self._api.get("Node", machine)
         except ApiError as error:
@@ -642,136 +738,159 @@ class SessionPods:
             return None
 
     def _last_heard(self, machine: str) -> str:
+        """Return the time of the last sign of a machine, or "" if it is unknown."""
         try:
             return self._api.last_heard(machine)
-        except ApiError:  # such as for want of the right to read leases
+        except ApiError:  # such as without the right to read leases
             return ""
 
     def _events_about(self, pod: str) -> list[dict[str, Any]]:
+        """Return the events about a pod, or none if they cannot be read."""
         try:
             return self._api.events_about(pod)
-        except ApiError:  # such as for want of the right to read events
+        except ApiError:  # such as without the right to read events
             return []
 
-    def take_taken(self) -> list[Pod]:
-        """Return the pods that something else took since this was asked last."""
-        taken, self._taken = self._taken, []
-        return taken
+    def pop_disrupted(self) -> list[Pod]:
+        """Return the pods whose end by something else was found since the last call."""
+        disrupted, self._disrupted = self._disrupted, []
+        return disrupted
 
     def plan_loss(self, machine: str) -> None:
-        """Note that what ends pods of ``machine`` from now on is the doing of this run."""
+        """Note that ends of pods on ``machine`` are planned from now on, and need no reason."""
         for pod in self.on(machine):
             pod.ends_by_plan = True
         for pod in list(self._unproven):
             if pod.machine == machine:
                 self._unproven.pop(pod, None)
 
-    def forget_taken(self) -> None:
-        """Forget the ends of pods that were before a run."""
-        self._taken.clear()
+    def forget_disrupted(self) -> None:
+        """Forget the ends of pods that were noticed before a run."""
+        self._disrupted.clear()
         self._unproven.clear()
 
     def await_tidy(self, limit_s: float) -> None:
-        """Wait until pods that were forgotten are deleted, and their ends examined, but no longer than this."""
+        """Wait until forgotten pods are deleted and examined, for at most ``limit_s``."""
         with contextlib.suppress(TimeoutError):
             self._tidying.submit(time.monotonic).result(limit_s)
 
     def create_preemptor(self, pod: Pod, priority_class: str) -> tuple[str, str]:
-        """Make a pod of a higher priority that can only run on the machine of another one, and not beside that one. So
-        the scheduler preempts that one, and no other. Gives its name and its UID.
+        """Create a pod that makes the scheduler preempt another one, and return its name and UID.
+
+        It has a higher priority, and can run only on the machine of the other pod, but not beside
+        that. So the scheduler preempts no other pod. The end of the other pod is planned from then
+        on, even if the request fails.
 
         Raises:
-            HarnessError: if that would be no such pod on this cluster; nothing is made then. ApiError.
+            HarnessError: if the cluster would not preempt exactly that pod; no pod is created then.
+            ApiError: if the API server refuses a request.
         """
         name = f"{self._session}-{PREEMPTOR}-{secrets.token_hex(3)}"
-        made = manifests.preemptor(
+        manifest = manifests.preemptor(
             self._manifest(PREEMPTOR, name), pod.place, pod.machine, priority_class
         )
         if reason := why_not_preempting(
-            self._api.create(made, dry_run=True), self._api.get("Pod", pod.place)
+            self._api.create(manifest, dry_run=True), self._api.get("Pod", pod.place)
         ):
-            raise HarnessError(f"no pod is made that preempts that of {pod.station}: {reason}")
-        pod.goes = pod.ends_by_plan = True  # it may be preempted later, too: no other run has it
-        self._may_have_others = True
+            raise HarnessError(f"the pod of {pod.station} is not preempted: {reason}")
+        pod.end_requested = pod.ends_by_plan = (
+            True  # it may still be preempted later: no other run uses it
+        )
+        self._may_have_unknown_pods = True
         try:
-            return name, str(self._api.create(made)["metadata"]["uid"])
+            return name, str(self._api.create(manifest)["metadata"]["uid"])
         except ApiError:
-            self.delete_preemptor(name)  # it may be there all the same
+            self.delete_preemptor(name)  # it may exist all the same
             raise
 
     def was_preempted(self, pod: Pod, preemptor_uid: str) -> bool:
-        """Whether the scheduler says that it has preempted a pod for the one of this UID. It says so for an hour."""
+        """Return whether the scheduler reports that it preempted a pod for the one of this UID.
+
+        The cluster keeps the report for an hour. False is returned if the server does not answer.
+        """
         try:
             events = self._api.events_about(pod.place, "Preempted")
-            return any(preemptor_uid in one.get("message", "") for one in events)
+            return any(preemptor_uid in event.get("message", "") for event in events)
         except ApiError:
             return False
 
     def delete_preemptor(self, name: str) -> bool:
-        """Delete it, and say whether that was done. What is left goes before the next run."""
+        """Delete a preemptor, and return whether the server has accepted that.
+
+        A preemptor that is left is deleted before the next run.
+        """
         try:
             self._api.delete("Pod", name, grace_s=0)
         except ApiError:
             return False
         return True
 
-    def hinder(self, how: How) -> Hindrance:
-        """Keep pods from running that are made from now on, until that is lifted, or replaced by another hindrance."""
-        if self._hindrance is not None:
-            self._hindrance.lift()
-        self._hindrance = Hindrance(how)
-        return self._hindrance
+    def block_pods(self, how: How) -> Blocker:
+        """Block pods that are created from now on, and return the blocker.
+
+        It is in force until it is lifted or replaced by another one, or until the run is over. The
+        coordinator's pod is never blocked.
+        """
+        if self._blocker is not None:
+            self._blocker.lift()
+        self._blocker = Blocker(how)
+        return self._blocker
 
     def kill(self, pod: Pod, is_run_over: Callable[[], bool] = lambda: False) -> None:
-        """Delete a pod with no grace, and wait until nothing of it runs, or that is of no use any more.
+        """Delete a pod with no grace, and wait until none of its processes runs or the run is over.
 
         Raises:
-            HarnessError: if the API server refuses that, or the pod does not end.
+            HarnessError: if the API server refuses that or does not answer, or the pod does not end
+                in 30 s.
         """
         self.delete(pod, 0)
         until_s = time.monotonic() + _END_S
         while not self.is_over(pod) and not is_run_over():
             if time.monotonic() > until_s:
                 raise HarnessError(
-                    f"the pod of {pod.station} was deleted, and is not gone after {_END_S:g} s"
+                    f"the pod of {pod.station} was deleted, but has not ended after {_END_S:g} s"
                 )
             time.sleep(_END_LOOK_S)
 
     def is_over(self, pod: Pod) -> bool:
-        """Whether nothing of a pod runs: the stream of its first process has ended, and with that process all others
-        by the kernel's rule; and the API server has no such pod any more, or says that it has ended.
+        """Return whether no process of a pod runs.
+
+        That is so if the stream of its first process has ended, and with that process all others by
+        the kernel's rule. The API server must also have no such pod, or say that it has ended. The
+        server is asked at most ten times a second; the last answer is returned in between.
         """
         if pod.lives() or time.monotonic() < pod.asked_s + ASK_AGAIN_S:
             return pod.was_over
         pod.asked_s = time.monotonic()
         try:
             if (
-                pod.fell_silent and not pod.goes
-            ):  # its deletion failed, and nothing else ends it there
+                pod.fell_silent and not pod.end_requested
+            ):  # its deletion failed, so it is tried again
                 self.delete(pod, 0)
-            found = self._api.find("Pod", f"{manifests.PLACE}={pod.place}")
-            ended = all(map(has_ended, found))
-        except ApiError:  # no answer is no proof
+            pods = self._api.find("Pod", f"{manifests.PLACE}={pod.place}")
+            ended = all(map(has_ended, pods))
+        except ApiError:  # without an answer there is no proof
             ended = False
         if ended:
             pod.was_over = True
             pod.kernel.end()
         return ended
 
-    # -- their end ------------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End everything in all pods; what makes the session's end deletes them."""
+        """Close the links to all pods, which ends their processes. The session deletes the pods."""
         self._tidying.shutdown(cancel_futures=True)
         for pod in self.all():
-            pod.hang_up()
+            pod.disconnect()
 
 
 class _MachineWatch:
     """The state of a search for the loss of a machine.
 
     Attributes:
-        until_s: the end of the search, on the monotonic clock. asked_s: when the API server was last asked.
+        until_s: monotonic time of the end of the search.
+        asked_s: monotonic time of the last question to the API server.
     """
 
     def __init__(self, until_s: float) -> None:
@@ -779,23 +898,27 @@ class _MachineWatch:
         self._last_heard = ""
 
     def has_been_heard(self, last_heard: str) -> bool:
-        """Return whether the machine's kubelet has renewed its lease since the first look; "" where that is unknown."""
+        """Return whether the machine's kubelet has renewed its lease since the first look.
+
+        Args:
+            last_heard: time of the last renewal; "" if it is unknown.
+        """
         before, self._last_heard = self._last_heard, last_heard or self._last_heard
         return bool(before and last_heard) and before != last_heard
 
 
-def _hear_hindrances(absent: Mapping[str, Pod], told: Iterable[Pending]) -> bool:
-    """Let what keeps pods from running hear why they do not. Whether anything does.
+def _report_to_blockers(absent: Mapping[str, Pod], reasons: Iterable[Pending]) -> bool:
+    """Report the reasons of absent pods to their blockers, and return whether a pod is blocked.
 
     Raises:
-        HarnessError: if it does so no more: these pods will never run, and others would.
+        HarnessError: if a blocker is lifted: these pods will never run, and others would.
     """
-    hindered = {station: pod for station, pod in absent.items() if pod.hindrance is not None}
-    for station, pod in hindered.items():
-        assert pod.hindrance is not None
-        if pod.hindrance.is_lifted:
-            raise HarnessError("what kept the pod from running is over, and another one is made")
-        for one in told:
-            if one.station == station:
-                pod.hindrance.hear(pod.place, one)
-    return bool(hindered)
+    blocked = {station: pod for station, pod in absent.items() if pod.blocker is not None}
+    for station, pod in blocked.items():
+        assert pod.blocker is not None
+        if pod.blocker.is_lifted:
+            raise HarnessError("the pod's blocker was lifted, and another pod is created instead")
+        for reason in reasons:
+            if reason.station == station:
+                pod.blocker.note_reason(pod.place, reason)
+    return bool(blocked)

@@ -1,4 +1,9 @@
-"""Resources of the pods that train nothing: the driver's and the coordinator's. Pure."""
+"""Resources of the pods that train nothing: the driver's and the coordinator's.
+
+These functions make no requests to the API server.
+
+-> ``manifests.py`` sets them in the objects of these pods.
+"""
 
 from __future__ import annotations
 
@@ -9,47 +14,52 @@ from typing import Any
 PLAIN = ("cpu", "memory", "ephemeral-storage")
 #: Requests of a driver and of a coordinator; see ``docs/kubernetes.md``.
 REQUESTS = {"cpu": "100m", "memory": "512Mi"}
-#: Limits, for each resource that the template limits: a quota may demand that every pod has such a limit.
+#: Limits for resources that the template limits: a quota may demand such a limit of every pod.
 LIMITS = {"cpu": "2", "memory": "4Gi", "ephemeral-storage": "10Gi"}
 
 
 def make_small(spec: dict[str, Any], container: str, own: Mapping[str, Any] | None) -> None:
-    """Have a pod ask for no devices, and for little else, whatever the template asks for nodes.
+    """Make a pod request no devices and few other resources, whatever the template requests.
 
     Args:
-        spec: of the pod, with the template in it; changed.
-        container: name of the container whose resources are replaced. Init containers keep their plain limits only.
+        spec: spec of the pod, with the template in it; changed in place.
+        container: name of the container whose resources are replaced. Init containers keep only
+            their limits of plain resources.
         own: resources that the template sets for this pod; None for small ones.
     """
     spec.pop("resources", None)
     for init in spec.get("initContainers", ()):
         if "resources" in init:
             init["resources"] = _without_requests(init["resources"])
-    (main,) = (one for one in spec["containers"] if one["name"] == container)
-    main["resources"] = dict(own) if own is not None else _small(main.get("resources") or {})
+    (main,) = (candidate for candidate in spec["containers"] if candidate["name"] == container)
+    main["resources"] = (
+        dict(own) if own is not None else _small_resources(main.get("resources") or {})
+    )
     _keep_claims(spec, {claim["name"] for claim in main["resources"].get("claims", ())})
 
 
-def _small(of_node: Mapping[str, Any]) -> dict[str, Any]:
-    limits = {name: LIMITS[name] for name in PLAIN if name in (of_node.get("limits") or {})}
+def _small_resources(node_resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return small resources, with limits only for those that the node's container limits."""
+    limits = {name: LIMITS[name] for name in PLAIN if name in (node_resources.get("limits") or {})}
     if not limits:
         return {"requests": dict(REQUESTS)}
-    requests = {
-        **dict.fromkeys(limits, "0"),
-        **REQUESTS,
-    }  # a resource that is only limited is requested, too
+    requests = {**dict.fromkeys(limits, "0"), **REQUESTS}  # a limit alone is a request, too
     return {"requests": requests, "limits": limits}
 
 
-def _without_requests(of_node: Mapping[str, Any]) -> dict[str, Any]:
-    limits, requests = of_node.get("limits") or {}, of_node.get("requests") or {}
+def _without_requests(node_resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits of plain resources, and requests of 0 for them."""
+    limits, requests = node_resources.get("limits") or {}, node_resources.get("requests") or {}
     kept = {name: limits[name] for name in PLAIN if name in limits}
-    none = {name: "0" for name in PLAIN if name in limits or name in requests}
-    return {"limits": kept, "requests": none}
+    zero_requests = {name: "0" for name in PLAIN if name in limits or name in requests}
+    return {"limits": kept, "requests": zero_requests}
 
 
 def _keep_claims(spec: dict[str, Any], names: set[str]) -> None:
-    """Drop claims of devices that no container uses any more: the pod would get their devices all the same."""
+    """Drop claims of devices that no container uses any more.
+
+    Otherwise the pod would get these devices.
+    """
     claims = [claim for claim in spec.pop("resourceClaims", ()) if claim["name"] in names]
     if claims:
         spec["resourceClaims"] = claims

@@ -1,4 +1,9 @@
-"""Why a pod does not run, in the words of the cluster. Pure: it reads an object, and asks nothing."""
+"""Reasons for which a pod does not run, in the words of the cluster.
+
+These functions read objects of the API server. They make no requests.
+
+-> ``diagnosis.py`` makes them the error of a run, and ``pods.py`` shows them while it waits.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,12 @@ from typing import Any
 
 from chaoskit.substrate.kubernetes.pods.disruption import disruption_of
 
-# Of a container that waits: the user has to change something, and nothing gets better by waiting.
+#: Reasons of a waiting container that only a change by the user can remove.
 _FINAL = frozenset({"InvalidImageName"})
 _NOT_PULLED = "Failed to pull image"
-#: Reasons of a container whose image cannot be pulled: right after a failure, and while the kubelet waits.
+#: Reasons of a container whose image cannot be pulled: after a failure, and during a wait.
 PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff"})
-#: Failures after which an image is given up: the kubelet has waited 10 s after the first, and waits twice as long then.
+#: Failures after which an image is given up. The kubelet waits 10 s after the first, then 20 s.
 _PULLS_MAX = 2
 _USUAL = frozenset({"ContainerCreating", "PodInitializing"})
 
@@ -23,8 +28,11 @@ class Pending:
     """A reason for which a pod does not run.
 
     Attributes:
-        is_final: the pod will not run later either.
-        is_passing: another pod, made later, may not meet this reason.
+        station: station of the pod.
+        reason: the reason in a word, such as ``Unschedulable``.
+        message: explanation of the cluster on one line; "" for none.
+        is_final: True if the pod will not run later either.
+        is_passing: True if another pod, created later, may not meet this reason.
     """
 
     station: str
@@ -48,29 +56,37 @@ def in_words(reasons: Iterable[Pending]) -> str:
 
 
 def has_ended(pod: Mapping[str, Any]) -> bool:
-    """Whether nothing of a pod runs, and nothing will."""
+    """Return whether no process of a pod runs, and none will."""
     return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
 
 
 def pending(station: str, pod: Mapping[str, Any]) -> Pending | None:
-    """Why a pod does not run; None while nothing is known against it."""
+    """Return the reason for which a pod does not run, or None while there is no known reason."""
     return next(_reasons(station, pod), None)
 
 
 def taken_away(station: str, pod: Mapping[str, Any] | None) -> Pending | None:
-    """Return that something else takes a pod away; None if nothing does. ``pod``: None if it is gone."""
-    why = disruption_of(pod)
+    """Return the disruption of a pod as a reason for which it does not run, or None.
+
+    Args:
+        station: station of the pod.
+        pod: the object of the API server; None if the pod is gone.
+    """
+    disruption = disruption_of(pod)
     return (
         None
-        if why is None
-        else Pending(station, why.cause, why.detail, is_final=True, is_passing=True)
+        if disruption is None
+        else Pending(station, disruption.cause, disruption.detail, is_final=True, is_passing=True)
     )
 
 
 def pull_failure(station: str, events: Sequence[Mapping[str, Any]]) -> Pending | None:
-    """Return why an image cannot be pulled, by the events ``Failed`` of a pod; None where they say nothing of it.
+    """Return the reason for which an image cannot be pulled, or None if the events do not show one.
 
-    It is final when the kubelet has backed off twice.
+    It is final after two failures.
+
+    Args:
+        events: the events ``Failed`` of the pod.
     """
     failures = [event for event in events if str(event.get("message", "")).startswith(_NOT_PULLED)]
     if not failures:
@@ -84,27 +100,36 @@ def pull_failure(station: str, events: Sequence[Mapping[str, Any]]) -> Pending |
 
 
 def why_not_preempting(pod: Mapping[str, Any], victim: Mapping[str, Any]) -> str:
-    """Why a pod, as the server would have it, would not preempt another one, or not that one alone; "" if it would."""
+    """Return the reason for which a pod would not preempt exactly one other pod, or "" if it would.
+
+    Args:
+        pod: the pod as the API server would create it.
+        victim: the pod to be preempted.
+    """
     spec = pod.get("spec", {})
-    ours, theirs = spec.get("priority") or 0, victim.get("spec", {}).get("priority") or 0
-    if ours <= theirs:
-        return f"its priority would be {ours}, and that of the other pod is {theirs}: use another priority_class"
+    priority, other = spec.get("priority") or 0, victim.get("spec", {}).get("priority") or 0
+    if priority <= other:
+        return f"its priority would be {priority}, and that of the other pod is {other}: use another priority_class"
     if spec.get("preemptionPolicy") == "Never":
         return f"{spec.get('priorityClassName')} preempts no pods: use another priority_class"
     containers = (*spec.get("initContainers", ()), *spec.get("containers", ()))
-    asked = [(one.get("resources") or {}).get("requests") or {} for one in (*containers, spec)]
-    asked.append(spec.get("overhead") or {})
-    if any(str(amount) != "0" for requests in asked for amount in requests.values()):
-        return "the cluster has it ask for resources, so others' pods might be preempted, too"
+    all_requests = [
+        (container.get("resources") or {}).get("requests") or {}
+        for container in (*containers, spec)
+    ]
+    all_requests.append(spec.get("overhead") or {})
+    if any(str(amount) != "0" for requests in all_requests for amount in requests.values()):
+        return "the cluster adds requests to it, so that others' pods might be preempted, too"
     return ""
 
 
 def _reasons(station: str, pod: Mapping[str, Any]) -> Iterator[Pending]:
+    """Yield the reasons for which a pod does not run, the most important one first."""
     status = pod.get("status", {})
     if (taken := taken_away(station, pod)) is not None:
         yield taken
     if has_ended(pod):
-        yield Pending(station, *_how_it_ended(status), is_final=True)
+        yield Pending(station, *_describe_end(status), is_final=True)
     for container in (
         *status.get("initContainerStatuses", ()),
         *status.get("containerStatuses", ()),
@@ -122,14 +147,15 @@ def _reasons(station: str, pod: Mapping[str, Any]) -> Iterator[Pending]:
             )
 
 
-def _how_it_ended(status: Mapping[str, Any]) -> tuple[str, str]:
+def _describe_end(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Return reason and message of a pod's end, by its first terminated container or its status."""
     for container in status.get("containerStatuses", ()):
         if ended := container.get("state", {}).get("terminated"):
-            told = f"exit code {ended.get('exitCode')}: {_line(ended.get('message', ''))}"
-            return ended.get("reason", "Terminated"), told.removesuffix(": ")
+            text = f"exit code {ended.get('exitCode')}: {_line(ended.get('message', ''))}"
+            return ended.get("reason", "Terminated"), text.removesuffix(": ")
     return status.get("reason", "Failed"), _line(status.get("message", ""))
 
 
 def _line(message: str) -> str:
-    """The words without what a terminal would break."""
+    """Return the message on one line."""
     return " ".join(message.split())

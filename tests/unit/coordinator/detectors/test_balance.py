@@ -1,4 +1,6 @@
-"""Uneven work, decided: who is how fast, who gets how many shards, who is a straggler, and who is too slow to stay."""
+"""Tests of the decisions on uneven work: paces, shares, stragglers, and ranks that are too slow to
+stay.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from chaoskit.coordinator.detectors.balance import (
     Balancer,
     Cost,
 )
-from chaoskit.coordinator.detectors.pace import WINDOW_S, WINDOW_SAMPLES, Pace, Paces, Round
+from chaoskit.coordinator.detectors.pace import WINDOW_S, WINDOW_SAMPLES, Paces, RankPace, Round
 from chaoskit.coordinator.detectors.stragglers import (
     NETWORK_SCORE,
     SlowRanks,
@@ -60,16 +62,16 @@ def _counts(shard_count: int, world: int) -> list[int]:
 
 def paces_of(
     costs: Mapping[str, float], shares: Mapping[str, int], *, exchange_s: float = 0.0
-) -> dict[str, Pace]:
-    """Of ranks that wait for the slowest of them."""
+) -> dict[str, RankPace]:
+    """Return the paces of ranks that wait for the slowest of them."""
     step_s = slowest_s(costs, shares)
     return {
-        worker: Pace(cost, 0.0, wait_s=step_s - cost * shares[worker] + exchange_s)
+        worker: RankPace(cost, 0.0, wait_s=step_s - cost * shares[worker] + exchange_s)
         for worker, cost in costs.items()
     }
 
 
-# -- pace ---------------------------------------------------------------------------------------------------------
+# -- pace ------------------------------------------------------------------------------------------
 
 
 class Clockwork:
@@ -118,14 +120,14 @@ def test_a_pace_is_known_when_all_have_taken_enough_steps() -> None:
     clock.beat("a")
     assert clock.round() is None, "b has not said that it took a step"
     clock.beat("b")
-    found = clock.round()
-    assert found is not None
-    assert (found.paces["a"].compute_s, found.paces["b"].compute_s) == pytest.approx((0.05, 0.1))
+    round_ = clock.round()
+    assert round_ is not None
+    assert (round_.paces["a"].compute_s, round_.paces["b"].compute_s) == pytest.approx((0.05, 0.1))
     assert clock.round() is None, "nothing is new"
 
 
 def test_short_steps_need_more_samples() -> None:
-    """What a scheduler does to steps of a millisecond is no pace."""
+    """The effect of a scheduler on steps of a millisecond is no pace."""
     clock, beats = Clockwork("a"), 0
     while clock.round() is None:
         clock.step({"a": 1.0}, shards=1, steps=10)
@@ -141,27 +143,27 @@ def test_one_slow_step_does_not_show_and_a_slow_rank_does_after_half_a_window() 
         clock.beat()
     clock.step({"a": 5000.0})
     clock.beat()
-    found = clock.round()
-    assert found is not None
-    assert found.paces["a"].compute_s == pytest.approx(0.05)
+    round_ = clock.round()
+    assert round_ is not None
+    assert round_.paces["a"].compute_s == pytest.approx(0.05)
     for _ in range(WINDOW_SAMPLES // 2):
         clock.step({"a": 100.0})
         clock.beat()
-    found = clock.round()
-    assert found is not None
-    assert found.paces["a"].compute_s == pytest.approx(0.1)
+    round_ = clock.round()
+    assert round_ is not None
+    assert round_.paces["a"].compute_s == pytest.approx(0.1)
 
 
 def test_a_lost_beat_loses_nothing_and_a_beat_that_comes_twice_counts_once() -> None:
     clock = Clockwork("a")
     for _ in range(2 * WINDOW_SAMPLES):
         clock.step({"a": 10.0})
-        clock.step({"a": 30.0})  # of the step before nobody heard
+        clock.step({"a": 30.0})  # no beat came after the step before
         clock.beat()
         clock.beat()
-        found = clock.round()
-    assert found is not None
-    assert found.paces["a"].compute_s == pytest.approx(0.02)
+        round_ = clock.round()
+    assert round_ is not None
+    assert round_.paces["a"].compute_s == pytest.approx(0.02)
 
 
 def test_who_is_no_member_is_forgotten() -> None:
@@ -175,11 +177,11 @@ def test_who_is_no_member_is_forgotten() -> None:
     assert clock.paces.round(["a", "b"]) is None, "of a there is one sample, of all its steps"
 
 
-# -- the split ----------------------------------------------------------------------------------------------------
+# -- the split -------------------------------------------------------------------------------------
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All ways to give everybody at least one."""
+    """Yield all ways to give every rank at least one shard."""
     for cuts in itertools.combinations(range(1, total), parts - 1):
         yield tuple(hi - lo for lo, hi in itertools.pairwise((0, *cuts, total)))
 
@@ -201,8 +203,8 @@ def test_a_split_is_complete_and_as_good_as_the_best_of_all(
     assert sum(shares.values()) == 12
     assert min(shares.values()) >= 1
     best_s = min(
-        balance.slowest_s(by_worker, dict(zip(WORKERS, one, strict=False)))
-        for one in compositions(12, world)
+        balance.slowest_s(by_worker, dict(zip(WORKERS, counts, strict=False)))
+        for counts in compositions(12, world)
     )
     assert balance.slowest_s(by_worker, shares) == pytest.approx(best_s)
 
@@ -213,11 +215,11 @@ def test_a_split_moves_nothing_without_need() -> None:
     assert split({"a": 2.0, "b": 1.0, "c": 1.0}, current)["a"] == 3
 
 
-# -- the balancer -------------------------------------------------------------------------------------------------
+# -- the balancer ----------------------------------------------------------------------------------
 
 
 class Run:
-    """Steps of ranks whose windows see them at once: what a balancer makes of them."""
+    """A balancer over steps of ranks of which the windows follow changes at once."""
 
     def __init__(self, shard_count: int, world: int = 4, *, exchange_s: float = 0.0) -> None:
         self.balancer, self.shares = Balancer(), even(shard_count, world)
@@ -228,15 +230,15 @@ class Run:
     def go_on(self, steps: int, speeds: Speeds) -> Run:
         for _ in range(steps):
             costs = speeds(self.steps)
-            found = self.balancer.look(
+            proposal = self.balancer.look(
                 self.shares, paces_of(costs, self.shares, exchange_s=self.exchange_s)
             )
             self.steps += 1
-            if found is not None:
-                assert sum(found.shares.values()) == sum(self.shares.values())
-                assert found.shares != self.shares
-                self.shares = found.shares
-                self.moves.append((self.steps, found.shares))
+            if proposal is not None:
+                assert sum(proposal.shares.values()) == sum(self.shares.values())
+                assert proposal.shares != self.shares
+                self.shares = proposal.shares
+                self.moves.append((self.steps, proposal.shares))
         return self
 
 
@@ -255,8 +257,8 @@ def test_a_rank_at_half_speed_gets_about_half(shard_count: int) -> None:
     assert len(run.moves) == 1
     costs = ONE_SLOW(0)
     best = min(
-        slowest_s(costs, dict(zip(WORKERS, one, strict=True)))
-        for one in compositions(shard_count, 4)
+        slowest_s(costs, dict(zip(WORKERS, counts, strict=True)))
+        for counts in compositions(shard_count, 4)
     )
     assert slowest_s(costs, run.shares) == best
 
@@ -268,13 +270,13 @@ def test_when_it_recovers_everybody_gets_as_many_as_before() -> None:
 
 
 def test_the_way_back_is_taken_also_where_it_gains_little() -> None:
-    """Of 64 ranks, each carries an eighth of what the slow one gave away: nearly nothing."""
+    """Each of 64 ranks carries an eighth of the shards that the slow one gave away: nearly nothing."""
     workers = [f"n{number}.0" for number in range(64)]
     balancer, shares = Balancer(), dict.fromkeys(workers, 64)
     for cost in [4.0] * 5 + [1.0] * 40:
         costs = dict.fromkeys(workers, 1.0) | {workers[7]: cost}
-        found = balancer.look(shares, paces_of(costs, shares))
-        shares = found.shares if found else shares
+        proposal = balancer.look(shares, paces_of(costs, shares))
+        shares = proposal.shares if proposal else shares
     assert set(shares.values()) == {64}
 
 
@@ -283,13 +285,18 @@ def test_a_gain_that_the_exchange_outweighs_is_none() -> None:
 
 
 def test_what_a_rank_does_besides_counts_once_a_step() -> None:
-    """Rank 0 also writes logs, say: it can compute fewer shards, but not in proportion. There is no way to and fro."""
+    """Rank 0 also writes logs, say: it can compute fewer shards, but not in proportion.
+
+    There is no way to and fro.
+    """
     balancer, shares = Balancer(), even(16)
     moves = []
     for _ in range(300):
-        paces = dict.fromkeys(WORKERS, Pace(1.0, 0.0)) | {WORKERS[0]: Pace(1.0, 0.0, other_s=2.0)}
-        if found := balancer.look(shares, paces):
-            shares = found.shares
+        paces = dict.fromkeys(WORKERS, RankPace(1.0, 0.0)) | {
+            WORKERS[0]: RankPace(1.0, 0.0, other_s=2.0)
+        }
+        if proposal := balancer.look(shares, paces):
+            shares = proposal.shares
             moves.append([*shares.values()])
     assert moves == [[3, 5, 4, 4]]
 
@@ -298,8 +305,8 @@ def test_with_as_many_shards_as_ranks_nothing_moves() -> None:
     assert Run(4).go_on(50, ONE_SLOW).moves == []
 
 
-def starved(costs: Mapping[str, float], shares: Mapping[str, int]) -> dict[str, Pace]:
-    """All that is above one second a shard is time in which others had the CPU."""
+def starved(costs: Mapping[str, float], shares: Mapping[str, int]) -> dict[str, RankPace]:
+    """All time above one second a shard is time in which other processes had the CPU."""
     return {
         worker: replace(pace, starved_s=costs[worker] - 1.0)
         for worker, pace in paces_of(costs, shares).items()
@@ -309,10 +316,10 @@ def starved(costs: Mapping[str, float], shares: Mapping[str, int]) -> dict[str, 
 def test_for_a_lack_of_cpus_shards_are_moved_when_it_lasts() -> None:
     balancer, shares = Balancer(), even(16)
     paces = starved(ONE_SLOW(0), shares)
-    found = [balancer.look(shares, paces) for _ in range(SUSTAINED_STARVED)]
-    assert found[:-1] == [None] * (SUSTAINED_STARVED - 1)
-    assert found[-1] is not None
-    assert found[-1].shares[WORKERS[1]] == 2
+    proposals = [balancer.look(shares, paces) for _ in range(SUSTAINED_STARVED)]
+    assert proposals[:-1] == [None] * (SUSTAINED_STARVED - 1)
+    assert proposals[-1] is not None
+    assert proposals[-1].shares[WORKERS[1]] == 2
 
 
 def test_for_a_lack_of_cpus_that_wanders_no_shard_is_moved() -> None:
@@ -352,7 +359,7 @@ def test_ranks_that_are_alike_are_never_moved_whatever_the_noise_between_them(
 def noisy(
     costs: Mapping[str, float], chance: random.Random, share: float = 0.1
 ) -> Iterator[Mapping[str, float]]:
-    """What windows of steps show that take up to ``share`` more or less, each by itself."""
+    """Return the paces by windows of steps that each take up to ``share`` more or less."""
     windows: dict[str, list[float]] = {worker: [] for worker in costs}
     while True:
         for worker, cost in costs.items():
@@ -403,25 +410,25 @@ def test_a_machine_whose_pace_changes_all_the_time_is_moved_ever_more_seldom() -
     assert len(run.moves) == moves + 1, "after a calm time the first move is as quick as ever"
 
 
-# -- stragglers ---------------------------------------------------------------------------------------------------
+# -- stragglers ------------------------------------------------------------------------------------
 
-USUAL = Pace(0.02, 0.002, wait_s=0.01)
+USUAL = RankPace(0.02, 0.002, wait_s=0.01)
 SHARES = dict.fromkeys(WORKERS, 4)
 
 
-def world(**odd: Pace) -> dict[str, Pace]:
+def world(**odd: RankPace) -> dict[str, RankPace]:
     return dict.fromkeys(WORKERS, USUAL) | {f"{name}.0": pace for name, pace in odd.items()}
 
 
-def kinds(found: list[Straggler]) -> list[tuple[str, str]]:
-    return [(one.worker, one.kind) for one in found]
+def kinds(stragglers: list[Straggler]) -> list[tuple[str, str]]:
+    return [(straggler.worker, straggler.kind) for straggler in stragglers]
 
 
 def test_compute_input_and_network_are_told_apart() -> None:
     assert diagnose(world(), SHARES) == []
-    assert kinds(diagnose(world(n1=Pace(0.04, 0.002)), SHARES)) == [("n1.0", "compute")]
-    assert kinds(diagnose(world(n1=Pace(0.02, 0.03)), SHARES)) == [("n1.0", "input")]
-    assert kinds(diagnose(world(n1=Pace(0.05, 0.02)), SHARES)) == [("n1.0", "compute")]
+    assert kinds(diagnose(world(n1=RankPace(0.04, 0.002)), SHARES)) == [("n1.0", "compute")]
+    assert kinds(diagnose(world(n1=RankPace(0.02, 0.03)), SHARES)) == [("n1.0", "input")]
+    assert kinds(diagnose(world(n1=RankPace(0.05, 0.02)), SHARES)) == [("n1.0", "compute")]
     waits = dict.fromkeys(WORKERS, replace(USUAL, wait_s=0.5))
     assert kinds(diagnose(waits, SHARES, 0.05)) == [("", "network")]
     assert diagnose(waits, SHARES) == [], "nobody knows that it was ever faster"
@@ -430,17 +437,17 @@ def test_compute_input_and_network_are_told_apart() -> None:
 
 
 def test_a_cpu_that_others_have_is_told() -> None:
-    (found,) = diagnose(world(n1=Pace(0.04, 0.002, starved_s=0.018)), SHARES)
-    assert "without a CPU for 18.0 ms" in found.detail
-    assert found.score == pytest.approx(42 / 22)
+    (straggler,) = diagnose(world(n1=RankPace(0.04, 0.002, starved_s=0.018)), SHARES)
+    assert "without a CPU for 18.0 ms" in straggler.detail
+    assert straggler.score == pytest.approx(42 / 22)
 
 
 def test_a_straggler_is_told_once_and_again_when_it_comes_back() -> None:
-    stragglers, slow = Stragglers(), world(n1=Pace(0.04, 0.002))
+    stragglers, slow = Stragglers(), world(n1=RankPace(0.04, 0.002))
 
-    def look(paces: dict[str, Pace], rounds: int = 5) -> list[tuple[str, str]]:
+    def look(paces: dict[str, RankPace], rounds: int = 5) -> list[tuple[str, str]]:
         return kinds(
-            [one for _ in range(rounds) for one in stragglers.look(Round(paces, paces), SHARES)]
+            [late for _ in range(rounds) for late in stragglers.look(Round(paces, paces), SHARES)]
         )
 
     assert look(world()) == []
@@ -454,25 +461,28 @@ def test_a_straggler_is_told_once_and_again_when_it_comes_back() -> None:
 def test_a_network_that_becomes_slow_is_told() -> None:
     stragglers = Stragglers()
     waits = dict.fromkeys(WORKERS, replace(USUAL, wait_s=0.01 * (NETWORK_SCORE + 8)))
-    assert [one for _ in range(9) for one in stragglers.look(Round(world(), world()), SHARES)] == []
+    assert [
+        late for _ in range(9) for late in stragglers.look(Round(world(), world()), SHARES)
+    ] == []
     assert kinds(
-        [one for _ in range(9) for one in stragglers.look(Round(waits, waits), SHARES)]
+        [late for _ in range(9) for late in stragglers.look(Round(waits, waits), SHARES)]
     ) == [("", "network")]
 
 
-# -- who is too slow to stay --------------------------------------------------------------------------------------
+# -- ranks that are too slow to stay
+# ------------------------------------------------------------------------------
 
 
-def given_up(slow: SlowRanks, paces: Mapping[str, Pace], rounds: int) -> list[str]:
-    found: list[str] = []
+def given_up(slow: SlowRanks, paces: Mapping[str, RankPace], rounds: int) -> list[str]:
+    workers: list[str] = []
     for _ in range(rounds):
-        found += [one.worker for one in slow.look(Round(paces, paces))]
-    return found
+        workers += [late.worker for late in slow.look(Round(paces, paces))]
+    return workers
 
 
 def test_a_rank_over_the_limit_is_named_after_its_time() -> None:
     slow = SlowRanks(4.0, 20)
-    paces = world(n1=Pace(0.1, 0.0))
+    paces = world(n1=RankPace(0.1, 0.0))
     assert given_up(slow, paces, 19) == []
     assert given_up(slow, paces, 1) == ["n1.0"]
     assert given_up(slow, paces, 1) == ["n1.0"], "it is, until it is gone: a spare may come later"
@@ -481,22 +491,24 @@ def test_a_rank_over_the_limit_is_named_after_its_time() -> None:
 
 
 def test_without_a_limit_nobody_is() -> None:
-    assert given_up(SlowRanks(0.0, 5), world(n1=Pace(100.0, 0.0)), 100) == []
+    assert given_up(SlowRanks(0.0, 5), world(n1=RankPace(100.0, 0.0)), 100) == []
 
 
 def test_input_and_cpus_that_others_have_are_no_fault_of_a_rank() -> None:
-    assert given_up(SlowRanks(4.0, 5), world(n1=Pace(0.02, 9.0)), 50) == []
-    assert given_up(SlowRanks(4.0, 5), world(n1=Pace(0.5, 0.0, starved_s=0.45)), 50) == []
+    assert given_up(SlowRanks(4.0, 5), world(n1=RankPace(0.02, 9.0)), 50) == []
+    assert given_up(SlowRanks(4.0, 5), world(n1=RankPace(0.5, 0.0, starved_s=0.45)), 50) == []
 
 
 def test_of_two_nobody_knows_which_one_is_odd() -> None:
-    assert given_up(SlowRanks(4.0, 5), {"a": Pace(1.0, 0.0), "b": Pace(0.01, 0.0)}, 50) == []
+    assert (
+        given_up(SlowRanks(4.0, 5), {"a": RankPace(1.0, 0.0), "b": RankPace(0.01, 0.0)}, 50) == []
+    )
 
 
 @settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.data())
 def test_a_healthy_rank_is_never_given_up(data: st.DataObject) -> None:
-    """Whatever else is slow: its input, the CPUs that others take, other ranks, and each of its steps now and then."""
+    """A rank stays if its input, the CPUs, other ranks or some of its steps are slow."""
     limit, steps, size = (
         data.draw(st.floats(2.0, 8.0)),
         data.draw(st.integers(5, 9)),
@@ -508,27 +520,29 @@ def test_a_healthy_rank_is_never_given_up(data: st.DataObject) -> None:
     )
     chance = random.Random(data.draw(st.integers(0, 2**32)))
 
-    def pace(number: int) -> Pace:
+    def pace(number: int) -> RankPace:
         starved_s = chance.choice([0.0, chance.uniform(0.0, 1.0)])
         own_s = chance.uniform(0.01, 0.0199)  # of two that are well one may take twice as long
         compute_s = chance.uniform(0.5, 1.5) if number < sick else own_s + starved_s
-        return Pace(compute_s, chance.uniform(0.0, 1.0), chance.uniform(0.0, 1.0), 0.0, starved_s)
+        return RankPace(
+            compute_s, chance.uniform(0.0, 1.0), chance.uniform(0.0, 1.0), 0.0, starved_s
+        )
 
     for _ in range(60):
         usual, latest = ({f"n{number}.0": pace(number) for number in range(size)} for _ in range(2))
         assert [
-            one.worker for one in slow.look(Round(usual, latest)) if int(one.worker[1]) >= sick
+            late.worker for late in slow.look(Round(usual, latest)) if int(late.worker[1]) >= sick
         ] == []
 
 
 @settings(max_examples=examples(200), deadline=None, database=None)
 @given(st.integers(0, 2**32))
 def test_rare_spikes_never_add_up_to_a_slow_rank(seed: int) -> None:
-    """One step in five takes a hundred times as long."""
+    """A step in five takes a hundred times as long."""
     chance, slow, clock = random.Random(seed), SlowRanks(2.0, 20), Clockwork(*WORKERS)
     for _ in range(150):
         clock.step({worker: 5000.0 if chance.random() < 0.2 else 50.0 for worker in WORKERS})
         clock.beat()
-        found = clock.round()
-        named = slow.look(found) if found else []
+        round_ = clock.round()
+        named = slow.look(round_) if round_ else []
         assert named == []

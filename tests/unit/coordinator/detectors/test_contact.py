@@ -1,10 +1,11 @@
-"""Which silent nodes may be given up, and which may still train on where nobody can see them."""
+"""Tests of the contact to nodes: silent ones, and those that may train on unseen."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from chaoskit.coordinator.detectors.contact import RETURN_S, Contact
+from chaoskit.coordinator.membership.policies import may_give_up
 from chaoskit.wire.lease import Leases
 
 INTERVAL_S, BEATS, FENCE_S, SLOW_S = 0.05, 3, 10.0, 1.0
@@ -17,7 +18,7 @@ class Clock:
 
     def __init__(self, nodes: Collection[str] = FOUR) -> None:
         self.now_s = 100.0
-        self.contact = Contact(INTERVAL_S, BEATS, FENCE_S, SLOW_S)
+        self.contact = Contact(INTERVAL_S, BEATS, FENCE_S, SLOW_S, may_give_up)
         self.contact.listen((), self.now_s)
         for node in nodes:
             self.contact.beat(node, self.now_s)
@@ -30,7 +31,10 @@ class Clock:
         beat_ms: int = 50,
         slow: Collection[str] = (),
     ) -> list[tuple[str, str]]:
-        """Until a node is given up, or the time has passed. The kernels of nodes that are ``slow`` acknowledge."""
+        """Run until a node is given up or the time has passed.
+
+        The kernels of ``slow`` nodes acknowledge.
+        """
         began_s, until_s = self.now_s, self.now_s + seconds
         while self.now_s < until_s:
             self.now_s += 0.01
@@ -53,7 +57,10 @@ def test_a_silent_node_is_given_up_when_its_lease_has_run_out() -> None:
 
 
 def test_a_slow_node_is_given_up_later_and_says_why() -> None:
-    """Its kernel acknowledges what it is sent, so its ranks train; nothing can be told to them, so not for ever."""
+    """Its kernel acknowledges, so its ranks train.
+
+    They get no orders, so it is not kept for ever.
+    """
     clock = Clock()
     began_s = clock.now_s
     lost = clock.run(3.0, heard=FOUR[:3], keepers=FOUR, slow=FOUR[3:])
@@ -62,7 +69,7 @@ def test_a_slow_node_is_given_up_later_and_says_why() -> None:
 
 
 def test_slow_nodes_are_no_sign_that_we_are_cut_off() -> None:
-    """The one that is silent is given up as soon as a node that has the state is heard."""
+    """The silent one is given up as soon as a node that has the state is in contact."""
     clock = Clock(nodes=FOUR[:2])
     assert clock.run(0.5, heard=(), keepers=FOUR[:2], slow=("node0",)) == []
     began_s = clock.now_s
@@ -71,16 +78,16 @@ def test_slow_nodes_are_no_sign_that_we_are_cut_off() -> None:
 
 
 def test_a_slow_node_is_not_steady() -> None:
-    """What was last heard of its ranks is old; once it is heard again it may have more to say."""
+    """The last report on its ranks is old; after its return it may have more to report."""
     clock = Clock()
     clock.run(2.0, heard=FOUR, keepers=FOUR)
-    assert clock.contact.steady("node3", clock.now_s)
+    assert clock.contact.is_steady("node3", clock.now_s)
     clock.run(0.5, heard=FOUR[:3], keepers=FOUR, slow=FOUR[3:])
-    assert not clock.contact.steady("node3", clock.now_s)
+    assert not clock.contact.is_steady("node3", clock.now_s)
     clock.run(RETURN_S - 0.1, heard=FOUR, keepers=FOUR)
-    assert not clock.contact.steady("node3", clock.now_s)
+    assert not clock.contact.is_steady("node3", clock.now_s)
     clock.run(0.3, heard=FOUR, keepers=FOUR)
-    assert clock.contact.steady("node3", clock.now_s)
+    assert clock.contact.is_steady("node3", clock.now_s)
 
 
 def test_a_slow_node_that_alone_has_the_state_is_waited_for_as_long_as_a_silent_one() -> None:
@@ -90,7 +97,10 @@ def test_a_slow_node_that_alone_has_the_state_is_waited_for_as_long_as_a_silent_
 
 
 def test_reports_that_come_late_on_a_starved_machine_keep_no_silent_node() -> None:
-    """Between two of them nobody was heard of late, again and again: that is no cut, as no lease has run out."""
+    """No node is in contact at times between their reports.
+
+    This is no cut: no lease has run out.
+    """
     clock, began_s = Clock(), 100.0
     assert clock.run(0.06, heard=FOUR[:2], keepers=FOUR, beat_ms=60) == []
     assert len(clock.run(5.0, heard=FOUR[:2], keepers=FOUR, beat_ms=120)) == 2
@@ -111,7 +121,7 @@ def test_who_returns_before_that_was_never_lost_and_the_others_are_given_up_now(
 
 
 def test_a_node_that_has_yet_to_come_to_this_coordinator_hides_no_cut() -> None:
-    """All that were heard are silent: the first one that returns gives the others their time, as without it."""
+    """All known nodes are silent: the first one that returns gives the others their time."""
     clock = Clock(nodes=FOUR[1:])
     clock.contact.expect("node0", clock.now_s + 60.0)
     assert clock.run(1.0, heard=(), keepers=FOUR) == []
@@ -144,8 +154,8 @@ def test_whose_connection_has_ended_may_come_back_until_its_lease_has_run_out() 
     clock.contact.beat("node1", clock.now_s)
     assert clock.run(1.0, heard=FOUR, keepers=FOUR) == []
     clock.contact.leave("node1", "the agent's connection ended")
-    found = clock.run(1.0, heard=("node0", "node2", "node3"), keepers=FOUR)
-    assert found == [("node1", "the agent's connection ended")]
+    lost = clock.run(1.0, heard=("node0", "node2", "node3"), keepers=FOUR)
+    assert lost == [("node1", "the agent's connection ended")]
 
 
 def test_the_only_one_who_has_the_state_is_waited_for() -> None:

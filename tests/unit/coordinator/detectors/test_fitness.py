@@ -1,4 +1,4 @@
-"""Which nodes are fit, as a coordinator sees it: the pure machine, and what an elastic world makes of it."""
+"""Tests of the fitness of nodes: the pure machine, and an elastic world that depends on it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from chaoskit.config import RunConfig
 from chaoskit.coordinator.detectors.fitness import Fitness
 from chaoskit.coordinator.membership import events
 from chaoskit.coordinator.membership.elasticity import Elasticity
+from chaoskit.coordinator.membership.handle import handle
 from chaoskit.coordinator.membership.membership import Membership
-from chaoskit.coordinator.membership.staffing import PROOF_S
-from chaoskit.elastic import events as happenings
+from chaoskit.coordinator.membership.worker_placement import PROOF_S
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.job import JobSpec
-from chaoskit.wire.messages import Endpoint, Finding, HealthReport
+from chaoskit.wire.messages import Endpoint, Finding, HealthReport, NodeLost, WorkerReady
 
 Severity = Literal["ok", "warn", "bad"]
 NODES = ("a", "b", "c")
@@ -31,16 +31,16 @@ def joined(*nodes: str, **settings: object) -> Membership:
         RunConfig(job=JobSpec("job.py"), nodes=len(nodes), spares=0, **settings)
     )  # type: ignore[arg-type]
     for node in nodes:
-        membership.handle(events.NodeJoined(node), 0.0)
+        handle(membership, events.NodeJoined(node), 0.0)
     return membership
 
 
-said = st.lists(
+reports = st.lists(
     st.tuples(st.sampled_from(NODES), st.sampled_from(["ok", "warn", "bad"])), max_size=12
 )
 
 
-@given(said, st.sets(st.sampled_from(NODES)), st.booleans())
+@given(reports, st.sets(st.sampled_from(NODES)), st.booleans())
 def test_only_who_was_refused_is_kept_out_and_each_is_told_of_once(
     reports: list[tuple[str, Severity]], on_probation: set[str], enforce: bool
 ) -> None:
@@ -49,15 +49,15 @@ def test_only_who_was_refused_is_kept_out_and_each_is_told_of_once(
     proved: set[str] = set()
     for node, severity in reports:
         fitness.hear(report(node, severity))
-        told = 0
+        verdicts = 0
         while (event := fitness.judge(membership)) is not None:
-            membership.handle(event, 0.0)
-            told += 1
+            handle(membership, event, 0.0)
+            verdicts += 1
         if severity == "bad":
             refused.add(node)
         elif node not in refused:
             proved.add(node)
-        assert told <= 1
+        assert verdicts <= 1
         out = (refused | on_probation.difference(proved)) if enforce else on_probation
         assert membership.unfit == out
 
@@ -75,7 +75,7 @@ def test_a_node_that_has_not_joined_is_judged_when_it_has() -> None:
     membership, fitness = joined("a"), Fitness(enforce=True)
     fitness.hear(report("b", "bad"))
     assert fitness.judge(membership) is None
-    membership.handle(events.NodeJoined("b"), 0.0)
+    handle(membership, events.NodeJoined("b"), 0.0)
     assert fitness.judge(membership) == events.Unfit("b", "disk.free_bytes=1")
 
 
@@ -94,22 +94,25 @@ def elastic_world(**settings: object) -> tuple[Membership, Elasticity]:
     for node in NODES:
         for worker in sorted(membership.workers_on(node)):
             endpoint = Endpoint("host", worker, 1, 2, 3)
-            tell(membership, elasticity, events.WorkerReady(worker, node, endpoint))
+            tell(membership, elasticity, WorkerReady(worker, node, endpoint))
     tell(membership, elasticity, events.Settled(1))
     return membership, elasticity
 
 
 def tell(
-    membership: Membership, elasticity: Elasticity, event: events.AnyEvent, now_s: float = 0.0
+    membership: Membership,
+    elasticity: Elasticity,
+    event: events.MembershipEvent,
+    now_s: float = 0.0,
 ) -> None:
-    membership.handle(event, now_s)
+    handle(membership, event, now_s)
     elasticity.take_in(event, membership, now_s)
-    if (wish := elasticity.wish(membership)) is not None:
-        membership.handle(wish, now_s)
+    if (wish := elasticity.wanted_resize(membership)) is not None:
+        handle(membership, wish, now_s)
 
 
 def tick(membership: Membership, elasticity: Elasticity, now_s: float) -> None:
-    tell(membership, elasticity, events.Elastic(happenings.Tick()), now_s)
+    tell(membership, elasticity, events.PolicyTick(), now_s)
 
 
 def test_an_elastic_world_shrinks_without_a_node_that_is_not_fit() -> None:
@@ -118,7 +121,7 @@ def test_an_elastic_world_shrinks_without_a_node_that_is_not_fit() -> None:
     tell(membership, elasticity, events.Unfit("b", "XID 79"))
     tick(membership, elasticity, 5.0)
     assert (membership.size, membership.unfit) == (2, {"b"})
-    tell(membership, elasticity, events.NodeLost("b"), 6.0)
+    tell(membership, elasticity, NodeLost("b"), 6.0)
     tell(membership, elasticity, events.NodeJoined("b", "another agent"), 7.0)
     tick(membership, elasticity, 8.0)
     assert (membership.size, membership.idle) == (3, frozenset()), (

@@ -1,4 +1,4 @@
-"""Hangs: the rank that hangs is found soon, and no other rank is ever blamed."""
+"""Tests of the hang detector: a rank that hangs is found soon, and no other rank is ever blamed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 from chaoskit.config import RunConfig
-from chaoskit.coordinator.detectors.hang import Hang, HangDetector
+from chaoskit.coordinator.detectors.hang import HangDetector, HungRank
 from chaoskit.coordinator.detectors.phase_limits import CALM_STEPS, KNOWN_STEPS, YOUNG_STEPS
-from chaoskit.coordinator.detectors.watch import Watch
-from chaoskit.coordinator.membership.events import Suspicion
+from chaoskit.coordinator.detectors.watch import RankWatch
 from chaoskit.job import JobSpec
 from chaoskit.vocabulary import TIMED_PHASES, Phase
-from chaoskit.wire.messages import Beat, Endpoint, Member, Plan
+from chaoskit.wire.messages import Beat, Endpoint, Member, Plan, Suspicion
 
 CONFIG = RunConfig(job=JobSpec("train.py"))
 POLL_S = CONFIG.heartbeat_ms / 1000
@@ -71,14 +70,15 @@ def blamed(detector: HangDetector, *beats: Beat, now_s: float = 0.01) -> list[st
     return [hang.worker for hang in detector.observe(beats, now_s)]
 
 
-# -- who is blamed ------------------------------------------------------------------------------------------------
+# -- blamed ranks
+# -------------------------------------------------------------------------------------------------
 
 
 def test_the_rank_that_others_wait_for_is_blamed() -> None:
     (hang,) = trained().observe(
         [beat("a", Phase.BACKWARD, 0.7), beat("b", Phase.REDUCE, 0.6)], 0.01
     )
-    assert hang == Hang("a", Phase.BACKWARD, age_s=0.7, limit_s=hang.limit_s)
+    assert hang == HungRank("a", Phase.BACKWARD, age_s=0.7, limit_s=hang.limit_s)
     assert hang.limit_s == pytest.approx(0.62)
 
 
@@ -101,7 +101,7 @@ def test_while_no_rank_waits_a_phase_has_the_limit_of_user_code() -> None:
 def test_before_the_first_step_the_rehearsal_tells_what_is_long() -> None:
     """No step time is known yet; one shard took 2 s, so that 12 times as much is a hang, and start-up time is not."""
     waiting = beat("b", Phase.REDUCE, 25, step=0, commits=0)
-    for age_s, found in ((23.0, []), (25.0, ["a"])):
+    for age_s, expected in ((23.0, []), (25.0, ["a"])):
         fresh = HangDetector(CONFIG)
         assert (
             blamed(
@@ -109,7 +109,7 @@ def test_before_the_first_step_the_rehearsal_tells_what_is_long() -> None:
                 beat("a", Phase.FORWARD, age_s, step=0, commits=0, rehearsal_ms=2000),
                 waiting,
             )
-            == found
+            == expected
         )
 
 
@@ -126,7 +126,9 @@ def test_a_short_rehearsal_is_no_promise() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.OUTSIDE, Phase.FORWARD, Phase.OPTIMIZER])
 def test_a_world_of_one_has_the_limit_of_user_code(phase: Phase) -> None:
-    """Where its next world waits for it, or where a phase has taken longer before, a phase has another limit."""
+    """A phase has another limit if the next world waits for its rank, or if the phase took longer
+    before.
+    """
     assert CONFIG.collective_timeout_s > CONFIG.outside_limit_s
     assert blamed(trained(workers="a"), beat("a", phase, CONFIG.collective_timeout_s - 1)) == []
     assert blamed(trained(workers="a"), beat("a", phase, CONFIG.collective_timeout_s + 1)) == ["a"]
@@ -148,7 +150,9 @@ def test_a_rank_that_waits_or_said_so_is_never_blamed(phase: Phase) -> None:
 
 
 def test_a_copy_of_the_state_has_as_long_as_a_start() -> None:
-    """Else a rank that is stuck in it, or whose source is, would keep the others for ever."""
+    """A rank that is stuck in it, or has a stuck source, would keep the others waiting for ever
+    otherwise.
+    """
     waiting = beat("b", Phase.REDUCE, 1e6)
     assert blamed(trained(), beat("a", Phase.RESTORE, CONFIG.startup_s - 1, step=0), waiting) == []
     assert blamed(trained(), beat("a", Phase.RESTORE, CONFIG.startup_s + 1, step=0), waiting) == [
@@ -284,7 +288,7 @@ def test_a_rank_of_an_old_generation_is_blamed_although_others_have_entered_the_
 
 def test_no_rank_is_blamed_while_a_member_was_not_heard_yet() -> None:
     """A coordinator that has just taken over hears one node after the other."""
-    watch, plan = Watch(CONFIG), plan_of(1)
+    watch, plan = RankWatch(CONFIG), plan_of(1)
     still = [beat(worker, Phase.OUTSIDE, 1e6) for worker in "ab"]
     watch.hear(still[:1], 1.0)
     assert watch.look(plan, ["a", "b"], ["a", "b"], 1.0, worked=1) == ([], False)
@@ -294,7 +298,7 @@ def test_no_rank_is_blamed_while_a_member_was_not_heard_yet() -> None:
 
 
 def test_ranks_that_build_their_model_again_have_the_time_of_a_start() -> None:
-    """All ranks of a sharded job do so in each generation, before their first step in it."""
+    """All ranks of a sharded job build it in each generation, before their first step in it."""
     detector = HangDetector(msgspec.structs.replace(CONFIG, startup_s=300.0))
     entered = {"generation": 2, "trained_in": 1}
     assert (
@@ -342,7 +346,10 @@ def test_the_next_one_is_ended_where_no_replacement_comes() -> None:
 
 
 def test_the_last_rank_is_kept_while_a_joiner_takes_its_state() -> None:
-    """Its process answers for it. A joiner that has not begun to after a while gets nothing from it."""
+    """Its process answers for it.
+
+    A joiner that has not begun to after a while gets nothing from it.
+    """
     age_s = CONFIG.outside_limit_s + 1
     left = beat("b", Phase.OUTSIDE, age_s)
     joiner = beat("c", Phase.REGROUP, 9.0, generation=0, step=0, commits=0)
@@ -364,7 +371,7 @@ def test_joiners_that_are_stuck_on_their_way_keep_no_rank_alive() -> None:
 
 
 def test_a_declared_phase_has_a_limit_only_where_one_is_set() -> None:
-    """It needs no rank that waits, either."""
+    """A long phase needs no waiting rank to be found, either."""
     detector = HangDetector(msgspec.structs.replace(CONFIG, long_limit_s=600.0))
     beats = [beat(worker, Phase.LONG, 599.0) for worker in "ab"]
     assert detector.observe(beats, 0.0) == []
@@ -401,11 +408,11 @@ def test_time_without_a_cpu_does_not_count() -> None:
     assert blamed(trained(), beat("a", Phase.BACKWARD, 0.7, starved_ms=50), waiting) == ["a"]
 
 
-# -- the limit ----------------------------------------------------------------------------------------------------
+# -- the limit -------------------------------------------------------------------------------------
 
 
 def limit_s(detector: HangDetector, phase: Phase = Phase.FORWARD, **changes: float) -> float:
-    """Of a phase that rank a is in, while rank b waits."""
+    """Return the limit of a phase of rank a, while rank b waits."""
     waiting = beat("b", Phase.REDUCE, 1e9, **changes)
     (hang,) = detector.observe([beat("a", phase, 1e9, **changes), waiting], 0.01)
     return hang.limit_s
@@ -415,24 +422,24 @@ def limit_s(detector: HangDetector, phase: Phase = Phase.FORWARD, **changes: flo
 def test_a_phase_may_last_longer_than_the_longest_one_by_what_a_recovery_takes() -> None:
     detector = trained(commits=1_000_000)
     assert limit_s(detector) == pytest.approx(0.1 + 0.5, rel=1e-3)
-    detector.limits.cured(1.5)
+    detector.limits.note_recovery(1.5)
     assert limit_s(detector) == pytest.approx(0.1 + 1.5, rel=1e-3)
-    detector.limits.cured(0.2)
+    detector.limits.note_recovery(0.2)
     assert limit_s(detector) == pytest.approx(0.1 + 0.5, rel=1e-3)
 
 
 def test_each_kind_of_phase_has_a_limit_of_its_own() -> None:
     detector = trained(commits=1_000_000)
     longest = {"longest_ms": (3000.0, 200.0, 50.0)}
-    found = [limit_s(detector, phase, **longest) for phase in TIMED_PHASES]  # type: ignore[arg-type]
-    assert found == pytest.approx([3.5, 0.7, 0.6], rel=1e-3), (
+    limits_s = [limit_s(detector, phase, **longest) for phase in TIMED_PHASES]  # type: ignore[arg-type]
+    assert limits_s == pytest.approx([3.5, 0.7, 0.6], rel=1e-3), (
         "the optimizer's longest of before was 0.1 s"
     )
 
 
 @pytest.mark.promise("A pause whose like was seen before ends no rank")
 def test_what_one_rank_has_done_another_may_do() -> None:
-    """Also when the rank that showed it is gone."""
+    """The longest phase counts even after its rank is gone."""
     detector = trained(commits=1_000_000)
     detector.observe(
         [beat("c", Phase.FORWARD, longest_ms=(4000.0, 0.0, 0.0)), beat("b", Phase.REDUCE)], 0.01
@@ -466,7 +473,7 @@ def test_a_suspect_counts_as_seen_and_doubles_the_limit() -> None:
 
 
 def test_the_age_of_a_suspect_is_not_multiplied_while_few_steps_are_known() -> None:
-    """In the first steps it was taken five times, so the second rank that hung was found after a minute and more."""
+    """A factor of five for it in the first steps would delay the second hang by more than a minute."""
     detector = trained(steps=0, commits=4)
     detector.limits.suspect(Suspicion(Phase.FORWARD, age_s=15.2, limit_s=15.0))
     assert limit_s(detector, commits=4) == pytest.approx(2 * 15.0)
@@ -480,8 +487,8 @@ def test_calm_steps_halve_what_suspects_have_raised() -> None:
     )
     detector.limits.suspect(suspicion)
     steps = [CALM_STEPS + 9, CALM_STEPS + 10, 2 * CALM_STEPS + 10, 9 * CALM_STEPS + 10]
-    found = [limit_s(detector, step=step) for step in steps]
-    assert found == pytest.approx([16.0, 8.0, 4.0, 1.5], rel=1e-3), "the longest phase stays"
+    limits_s = [limit_s(detector, step=step) for step in steps]
+    assert limits_s == pytest.approx([16.0, 8.0, 4.0, 1.5], rel=1e-3), "the longest phase stays"
     detector.limits.suspect(suspicion)
     assert limit_s(detector, step=10 * CALM_STEPS + 9) == pytest.approx(16.0), (
         "the steps before it do not count"
@@ -506,7 +513,7 @@ def test_one_odd_step_does_not_move_the_step_time(commits_s: float) -> None:
 
 def test_the_time_for_which_a_node_is_cut_off_is_no_step_time() -> None:
     config = msgspec.structs.replace(CONFIG, hang_floor_ms=1)
-    watch, steps = Watch(config), 3
+    watch, steps = RankWatch(config), 3
     plan = Plan(1, (Member(0, "a", "n", Endpoint("host", "", 0, 0, -1), (0,)),), abort=True)
     limits = []
     for now_s, commits in [(0.2 * step, step) for step in range(steps)] + [(10.0, 20), (10.2, 21)]:
@@ -528,19 +535,19 @@ def test_steps_shorter_than_a_beat_are_counted() -> None:
 def test_before_a_process_has_taken_two_steps_only_the_start_up_is_limited() -> None:
     for commits in range(KNOWN_STEPS):
         waiting = beat("b", Phase.REDUCE, 1e6, commits=commits)
-        for age_s, found in ((0.99 * CONFIG.startup_s, []), (1.01 * CONFIG.startup_s, ["a"])):
+        for age_s, expected in ((0.99 * CONFIG.startup_s, []), (1.01 * CONFIG.startup_s, ["a"])):
             assert (
                 blamed(
                     HangDetector(CONFIG), beat("a", Phase.FORWARD, age_s, commits=commits), waiting
                 )
-                == found
+                == expected
             )
     waiting = beat("b", Phase.REDUCE, 9, commits=KNOWN_STEPS)
     assert blamed(HangDetector(CONFIG), beat("a", Phase.FORWARD, 9, commits=0), waiting) == ["a"]
 
 
 def test_steps_shorter_than_a_beat_are_known_at_once() -> None:
-    """One beat tells of all that a rank did before: a new coordinator knows as much as the one before."""
+    """A beat has all counters of a rank: a new coordinator knows as much as the one before."""
     waiting = beat("b", Phase.REDUCE, 3, commits=400)
     assert blamed(HangDetector(CONFIG), beat("a", Phase.FORWARD, 0.7, commits=400), waiting) == [
         "a"
@@ -593,11 +600,11 @@ def test_a_rank_left_in_an_old_generation_is_blamed() -> None:
     ) == ["a"]
 
 
-# -- stalls -------------------------------------------------------------------------------------------------------
+# -- stalls ----------------------------------------------------------------------------------------
 
 
 def test_a_rank_one_step_ahead_of_those_that_regroup_is_blamed() -> None:
-    """It has taken a step that the others have not, and hangs in the next one: their new world waits for it."""
+    """A rank one step ahead hangs in the next step, and the new world of the others waits for it."""
     ahead = beat("a", Phase.FORWARD, 0.7, step=11, commits=11)
     assert blamed(trained(), ahead, beat("b", Phase.REGROUP, 0.7)) == ["a"]
     assert blamed(trained(), ahead, beat("b", Phase.REDUCE, 0.7)) == [], (
@@ -636,10 +643,10 @@ def test_the_only_rank_of_a_world_has_no_other_to_wait_for(
 
     def hangs(now_s: float, age_s: float, generation: int = 1) -> list[str]:
         rank = beat("a", phase, age_s, generation=generation)
-        found = detector.observe(
+        hangs = detector.observe(
             [rank], now_s, planned=generation, joiner_waits=joiner_waits, world_of_one=world_of_one
         )
-        return [hang.worker for hang in found]
+        return [hang.worker for hang in hangs]
 
     assert hangs(0.0, 2 * limit_s) == [], "its phase began before this coordinator"
     assert hangs(limit_s - 1, 3 * limit_s) == []
@@ -663,7 +670,7 @@ def test_a_stall_that_a_new_generation_did_not_cure_is_given_twice_the_time() ->
 
 def test_ranks_that_waited_for_their_group_do_not_stall_as_soon_as_it_is_built() -> None:
     """Their coordinator was lost before they could meet, so the phase of their first reduction is old already."""
-    watch, plan = Watch(CONFIG), plan_of(2)
+    watch, plan = RankWatch(CONFIG), plan_of(2)
 
     def stalls(now_s: float, waited_s: float, worked: int) -> bool:
         watch.hear([beat(worker, Phase.REDUCE, waited_s, generation=2) for worker in "ab"], now_s)
@@ -677,7 +684,7 @@ def test_ranks_that_waited_for_their_group_do_not_stall_as_soon_as_it_is_built()
     assert stalls(9.0, 65.1, worked=2)
 
 
-# -- what a recovery takes ----------------------------------------------------------------------------------------
+# -- what a recovery takes -------------------------------------------------------------------------
 
 
 def plan_of(generation: int, *, abort: bool = True) -> Plan:
@@ -688,7 +695,7 @@ def plan_of(generation: int, *, abort: bool = True) -> Plan:
     return Plan(generation, members, abort=abort)
 
 
-def recover(watch: Watch, plan: Plan, begun_s: float, took_s: float) -> None:
+def recover(watch: RankWatch, plan: Plan, begun_s: float, took_s: float) -> None:
     """Both ranks are in the new generation, and have committed a step in it ``took_s`` after its plan."""
     for now_s, trained_in in ((begun_s, plan.generation - 1), (begun_s + took_s, plan.generation)):
         numbers = {"generation": plan.generation, "trained_in": trained_in, "commits": 1_000_000}
@@ -697,7 +704,7 @@ def recover(watch: Watch, plan: Plan, begun_s: float, took_s: float) -> None:
 
 
 def test_a_recovery_is_measured_from_its_plan_to_the_first_step_after_it() -> None:
-    watch = Watch(CONFIG)
+    watch = RankWatch(CONFIG)
     recover(watch, plan_of(1), 0.0, 0.8)
     assert watch.limits.allowance_s == pytest.approx(0.8)
     recover(watch, plan_of(2), 10.0, 3.0)
@@ -710,7 +717,7 @@ def test_a_recovery_is_measured_from_its_plan_to_the_first_step_after_it() -> No
     assert watch.limits.allowance_s == pytest.approx(0.5), "hang_floor_ms"
 
 
-# -- simulated jobs -----------------------------------------------------------------------------------------------
+# -- simulated jobs --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -723,7 +730,8 @@ class Span:
 def timelines(
     work_s: Sequence[Sequence[float]], hang: tuple[int, int, Phase] | None = None
 ) -> list[list[Span]]:
-    """What every rank does when: ``work_s[step][rank]`` is its own work; all meet in the reduction of each step.
+    """The schedule of a job: ``work_s[step][rank]`` is a rank's own work; all meet in each
+    reduction.
 
     ``hang`` is the rank, the step and the phase that never ends.
     """
@@ -741,7 +749,7 @@ def timelines(
 
 
 def longest_of(spans: list[Span], now_s: float) -> tuple[float, ...]:
-    """What the heartbeat page shows: phases that ended after the first step."""
+    """Return the longest phases after the first step, as the heartbeat page shows them."""
     longest_ms = dict.fromkeys(TIMED_PHASES, 0.0)
     for span, after in pairwise(spans):
         if span.step > 0 and span.phase in longest_ms and after.start_s <= now_s:

@@ -1,4 +1,4 @@
-"""Which link is slow, and who is to blame."""
+"""Tests of the detector of slow links and of the node to blame."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ def test_a_link_is_as_fast_as_its_slower_way_and_slow_when_nobody_answers() -> N
 
 
 def speeds(**slow: LinkSpeed) -> dict[tuple[str, str], LinkSpeed]:
-    """All links of four nodes; those of ``n1n2=`` or, for all of a node, ``n1=`` are different."""
-    found = {}
-    for one, other in permutations(NODES, 2):
-        odd = slow.get(f"{one}{other}") or slow.get(one) or slow.get(other)
-        found[one, other] = odd or LinkSpeed(2.0, 100.0)
-    return found
+    """Return the speeds of all links of four nodes, with others for ``n1n2=`` or all links of
+    ``n1=``.
+    """
+    by_pair = {}
+    for node, other in permutations(NODES, 2):
+        odd = slow.get(f"{node}{other}") or slow.get(node) or slow.get(other)
+        by_pair[node, other] = odd or LinkSpeed(2.0, 100.0)
+    return by_pair
 
 
 def test_links_that_are_alike_are_not_slow_however_slow_they_are() -> None:
@@ -75,27 +77,27 @@ def test_a_single_link_is_named() -> None:
 
 
 def test_links_are_judged_when_all_have_answered() -> None:
-    known, table = LinkSpeeds(first=7), speeds(n2=LinkSpeed(2.0, 1.0))
+    link_speeds, table = LinkSpeeds(first=7), speeds(n2=LinkSpeed(2.0, 1.0))
     for number, node in enumerate(NODES):
-        known.introduce(AgentHello(node, "host", 1, host="h", port=number))
-    assert known.order(["n0", "unknown"]) == []
-    known.order(NODES)  # nobody answers this one
-    orders = known.order(NODES)
+        link_speeds.introduce(AgentHello(node, "host", 1, host="h", port=number))
+    assert link_speeds.order(["n0", "unknown"]) == []
+    link_speeds.order(NODES)  # no node answers this one
+    orders = link_speeds.order(NODES)
     assert [send.node for send in orders] == list(NODES)
     assert isinstance(orders[0].message, MeasureLinks)
     assert [node for node, _, _ in orders[0].message.targets] == ["n1", "n2", "n3"]
-    heard = {
-        node: tuple(reading(to, one) for (by, to), one in table.items() if by == node)
+    links_of = {
+        node: tuple(reading(to, speed) for (by, to), speed in table.items() if by == node)
         for node in NODES
     }
-    answers = [LinksMeasured(node, 9, links) for node, links in heard.items()]
-    assert known.answer(LinksMeasured("n0", 8, ())) is None, "of the question before"
-    assert known.answer(LinksMeasured("n0", 2, ())) is None, (
+    answers = [LinksMeasured(node, 9, links) for node, links in links_of.items()]
+    assert link_speeds.answer(LinksMeasured("n0", 8, ())) is None, "of the question before"
+    assert link_speeds.answer(LinksMeasured("n0", 2, ())) is None, (
         "of a question of the coordinator before"
     )
     for answer in (*answers[:3], answers[0]):
-        assert known.answer(answer) is None
-    found = known.answer(answers[3])
-    assert found is not None
-    assert blame(found).startswith("n2")
-    assert known.answer(answers[3]) is None
+        assert link_speeds.answer(answer) is None
+    slow = link_speeds.answer(answers[3])
+    assert slow is not None
+    assert blame(slow).startswith("n2")
+    assert link_speeds.answer(answers[3]) is None

@@ -1,4 +1,4 @@
-"""Which nodes go on together when some cannot reach others."""
+"""Tests of the choice of nodes that go on together when some cannot reach others."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from chaoskit.config import RunConfig
 from chaoskit.coordinator.detectors.links import ANSWER_S, Links, to_leave_out
 from chaoskit.coordinator.membership import events
+from chaoskit.coordinator.membership.handle import handle
 from chaoskit.coordinator.membership.membership import Membership
 from chaoskit.job import JobSpec
 from chaoskit.wire import messages
-from chaoskit.wire.messages import AgentHello, Endpoint
+from chaoskit.wire.messages import AgentHello, Endpoint, NodeLost, WorkerReady
 
 NODES = [f"node{number}" for number in range(6)]
 PAIRS = [frozenset(pair) for pair in combinations(NODES, 2)]
@@ -29,25 +30,25 @@ def test_the_one_that_is_cut_off_from_all_others_is_left_out() -> None:
 
 
 def test_of_two_halves_the_one_with_the_first_nodes_stays() -> None:
-    apart = {frozenset((one, other)) for one in NODES[:3] for other in NODES[3:]}
+    apart = {frozenset((node, other)) for node in NODES[:3] for other in NODES[3:]}
     assert sorted(to_leave_out(NODES, apart, NODES)) == NODES[3:]
 
 
 def test_of_a_minority_and_a_majority_the_majority_stays() -> None:
-    apart = {frozenset((one, other)) for one in NODES[:2] for other in NODES[2:]}
+    apart = {frozenset((node, other)) for node in NODES[:2] for other in NODES[2:]}
     assert sorted(to_leave_out(NODES, apart, NODES)) == NODES[:2]
 
 
 def test_a_bridge_between_two_halves_stays_with_one_of_them() -> None:
-    """node2 reaches everybody, the others only their own half."""
-    apart = {frozenset((one, other)) for one in NODES[:2] for other in NODES[3:]}
+    """node2 reaches all others, and these only their own half."""
+    apart = {frozenset((node, other)) for node in NODES[:2] for other in NODES[3:]}
     assert sorted(to_leave_out(NODES, apart, NODES)) == NODES[:2]
 
 
 def test_who_does_not_answer_is_left_out_before_those_who_do() -> None:
     apart = {frozenset(("node0", other)) for other in NODES[1:3]}
-    assert to_leave_out(NODES[:3], apart, NODES, mute=()) == ["node0"]
-    assert sorted(to_leave_out(NODES[:3], apart, NODES, mute=NODES[1:3])) == NODES[1:3]
+    assert to_leave_out(NODES[:3], apart, NODES, silent_nodes=()) == ["node0"]
+    assert sorted(to_leave_out(NODES[:3], apart, NODES, silent_nodes=NODES[1:3])) == NODES[1:3]
 
 
 def test_the_last_one_that_has_the_state_stays_whatever_it_costs() -> None:
@@ -63,11 +64,14 @@ def test_all_that_stay_reach_each_other_and_one_of_them_has_the_state(
     left = set(NODES) - set(out)
     assert not [pair for pair in apart if pair <= left]
     assert left & keepers
-    assert all(any(frozenset((one, other)) in apart for other in NODES) for one in out)
+    assert all(any(frozenset((node, other)) in apart for other in NODES) for node in out)
 
 
 class Cluster:
-    """A world with one rank a node, and the links of its nodes. The ranks wait for each other all the time."""
+    """A world with one rank a node, and the links of its nodes.
+
+    The ranks wait for each other all the time.
+    """
 
     def __init__(self, count: int) -> None:
         self.nodes = NODES[:count]
@@ -77,15 +81,15 @@ class Cluster:
         self.now_s = 0.0
         for node in self.nodes:
             self.links.introduce(AgentHello(node, "host", 1, host=node, port=1))
-            self.membership.handle(events.NodeJoined(node), 0.0)
+            handle(self.membership, events.NodeJoined(node), 0.0)
         for node in self.nodes:
-            self.membership.handle(
-                events.WorkerReady(f"{node}.0", node, Endpoint("host", "", 0, 1, 1)), 0.0
+            handle(
+                self.membership, WorkerReady(f"{node}.0", node, Endpoint("host", "", 0, 1, 1)), 0.0
             )
-        self.membership.handle(events.Settled(1), 0.0)
+        handle(self.membership, events.Settled(1), 0.0)
 
     def ask(self) -> dict[str, messages.TestLinks]:
-        """Return what each node is asked now."""
+        """Return the questions to the nodes that are due now."""
         asked = self.links.test(self.membership, self.attached, self.now_s)
         return {
             send.node: send.message
@@ -101,16 +105,16 @@ class Cluster:
             self.links.answer(node, asked[node].number, others)
 
     def left_out(self) -> list[str]:
-        """Return the nodes that are left out by what is known now."""
+        """Return the nodes that are left out by the answers so far."""
         judged = self.links.judge(self.membership, self.attached, self.now_s, stuck=True)
         return [
             node for event in judged if isinstance(event, events.LeftOut) for node in event.nodes
         ]
 
     def lose(self, node: str) -> None:
-        """The coordinator learns that ``node`` is gone."""
+        """Let the coordinator learn that ``node`` is gone."""
         self.attached.discard(node)
-        self.membership.handle(events.NodeLost(node, "its agent has ended"), self.now_s)
+        handle(self.membership, NodeLost(node, "its agent has ended"), self.now_s)
 
 
 def test_a_node_that_ends_during_the_test_is_lost_and_not_left_out() -> None:
@@ -129,7 +133,9 @@ def test_a_node_that_ends_during_the_test_is_lost_and_not_left_out() -> None:
 
 
 def test_no_healthy_node_is_left_out_in_the_place_of_one_that_has_ended() -> None:
-    """Only one node tried its links after the end of another one: between these two either may be left out."""
+    """A single node tried its links after the end of another one: either of these two may be left
+    out.
+    """
     cluster = Cluster(3)
     dead, early, late = cluster.nodes
     first = cluster.ask()

@@ -1,4 +1,6 @@
-"""Ranks and shards: balance, nothing lost for survivors, sums that fold locally."""
+"""Tests of the assignment of ranks and shards: balance, shards that survivors keep, sums that fold
+locally.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +162,7 @@ def test_shares_are_honoured_and_survivors_keep_what_they_allow(
 ) -> None:
     shard_count, worlds = history
     before: Assignment = {}
-    known: dict[str, int] = {}
+    shares_before: dict[str, int] = {}
     for members in worlds:
         if data.draw(st.booleans()):
             cuts = (
@@ -177,20 +179,22 @@ def test_shares_are_honoured_and_survivors_keep_what_they_allow(
                 else []
             )
             edges = [0, *cuts, shard_count]
-            known = {member: edges[rank + 1] - edges[rank] for rank, member in enumerate(members)}
-        shares = fit(known, members, shard_count)
+            shares_before = {
+                member: edges[rank + 1] - edges[rank] for rank, member in enumerate(members)
+            }
+        shares = fit(shares_before, members, shard_count)
         after = reassign(before, members, shard_count, shares)
         assert everything(after) == list(range(shard_count))
         assert list(after) == members
         assert min(map(len, after.values())) >= 1
         if shares is not None:
             assert {member: len(shards) for member, shards in after.items()} == shares
-            if set(known) == set(members):
-                assert shares == known
+            if set(shares_before) == set(members):
+                assert shares == shares_before
             for member in members:
                 held = set(before.get(member, ()))
                 assert len(held & set(after[member])) == min(len(held), shares[member]) or not any(
-                    before.get(one) for one in members
+                    before.get(survivor) for survivor in members
                 )
         before = after
 
@@ -207,13 +211,13 @@ def test_fitted_shares_are_complete_and_in_proportion(
     members = data.draw(st.lists(st.sampled_from("abcdefghijkl"), min_size=1, unique=True))
     shard_count = len(members) + more
     fitted = fit(shares, members, shard_count)
-    known = [shares[member] for member in members if member in shares]
-    assert (fitted is None) == (len(set(known)) < 2)
+    earlier = [shares[member] for member in members if member in shares]
+    assert (fitted is None) == (len(set(earlier)) < 2)
     if fitted is None:
         return
     assert sum(fitted.values()) == shard_count
     assert min(fitted.values()) >= 1
-    mean = sum(known) / len(known)
+    mean = sum(earlier) / len(earlier)
     weights = {member: shares.get(member, mean) for member in members}
     part = shard_count / sum(weights.values())
     if min(weights.values()) * part >= 1:  # else some must give what the least take

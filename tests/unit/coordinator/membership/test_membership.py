@@ -1,4 +1,6 @@
-"""Membership: named behaviours, then random histories of a cluster that does what the machine says."""
+"""Tests of the membership: named behaviours, then random histories of a cluster that obeys its
+orders.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +17,42 @@ from support.examples import examples
 from chaoskit.config import RunConfig
 from chaoskit.coordinator.membership.events import (
     Action,
-    Event,
-    Finish,
+    AskForCopies,
+    FinishJob,
     Fit,
     GenerationSeen,
-    Healed,
-    JobFailed,
+    MembershipEvent,
     NodeJoined,
-    NodeLost,
+    OrderStart,
+    OrderStop,
     Publish,
     Rebalanced,
-    Recall,
-    Sealed,
+    RunFailed,
     SetAside,
     Settled,
-    SourceFailed,
     Stalled,
-    StartWorker,
-    StopWorker,
     Tick,
     Unfit,
+)
+from chaoskit.coordinator.membership.failure_budget import PAUSE_MAX_S, PAUSE_S, STARTS_MAX
+from chaoskit.coordinator.membership.handle import handle
+from chaoskit.coordinator.membership.limits import LIMITS
+from chaoskit.coordinator.membership.membership import Membership
+from chaoskit.coordinator.membership.regroup import may_rebalance
+from chaoskit.coordinator.membership.worker_placement import PROOF_S
+from chaoskit.job import JobSpec
+from chaoskit.wire.messages import (
+    Endpoint,
+    Healed,
+    NodeLost,
+    OfferedSnapshot,
+    Plan,
+    Sealed,
+    SourceFailed,
     WorkerDone,
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.coordinator.membership.limits import LIMITS
-from chaoskit.coordinator.membership.membership import STARTS_MAX, Membership
-from chaoskit.coordinator.membership.staffing import PAUSE_MAX_S, PAUSE_S, PROOF_S
-from chaoskit.job import JobSpec
-from chaoskit.wire.messages import Endpoint, Plan, Snapshot
 
 LAST_STEP = 6
 MACHINE = "boot1/pid:[1]/net:[1]"
@@ -55,18 +64,19 @@ def config_of(nodes: int = 4, spares: int = 1, **changes: Any) -> RunConfig:
 
 @dataclass
 class Process:
-    """A worker as it really is, which the machine only hears about."""
+    """The true state of a worker, of which the machine only gets reports."""
 
     node: str
     ready: bool = False
     alive: bool = True
     reported: bool = False  # the machine was told that it is lost
+    is_cut_off: bool = False  # its node was lost: no later agent of that name has its copies
     generation: int = 0  # the newest one whose plan it acknowledged
     step: int = 0
 
 
 class Cluster:
-    """Processes that obey the machine; everything that the machine says is checked."""
+    """Processes that obey the machine; all of its decisions are checked."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self.machine = config, Membership(config)
@@ -80,38 +90,38 @@ class Cluster:
         self.done: set[str] = set()
         self.committed = 0
         self.failed_starts = 0  # in a row
-        self.finish: Finish | None = None
-        self.question = 0
+        self.finish: FinishJob | None = None
+        self.question_number = 0
         self.asked: list[str] = []  # nodes that owe an answer about their copies
         self.kept: dict[str, int] = {}  # node -> step of the copy that its agent has
         self.unfit = {*config.quarantined, *config.on_probation}
 
-    # -- what the machine hears and says --------------------------------------------------------------------------
+    # -- what the machine hears and says -----------------------------------------------------------
 
-    def tell(self, event: Event) -> list[Action]:
+    def tell(self, event: MembershipEvent) -> list[Action]:
         finished = self.finish
-        actions = self.machine.handle(event, self.now_s)
+        actions = handle(self.machine, event, self.now_s)
         assert not (finished and actions), "spoke after the end"
         for action in actions:
             match action:
-                case StartWorker(node, worker):
+                case OrderStart(node, worker):
                     assert node in self.nodes
                     assert node not in self.unfit
                     assert worker not in self.processes, "a name was used twice"
                     self.processes[worker] = Process(node)
-                case StopWorker(worker):
+                case OrderStop(worker):
                     assert self.processes[worker].reported
                 case Publish(plan):
                     self.check_plan(plan)
                     self.plans.append(plan)
-                case Recall(node, number):
-                    self.question = number
+                case AskForCopies(node, number):
+                    self.question_number = number
                     assert node in self.nodes
                     assert not self.live(self.holders), (
                         "asked for copies while somebody has the state"
                     )
                     self.asked.append(node)
-                case Finish():
+                case FinishJob():
                     self.check_finish(action)
                     self.finish = action
         self.check_target()
@@ -143,7 +153,7 @@ class Cluster:
         if self.plans:
             assert set(self.live(self.members())) <= set(workers), "a live member was sent away"
 
-    def check_finish(self, finish: Finish) -> None:
+    def check_finish(self, finish: FinishJob) -> None:
         lost = sum(process.reported for process in self.processes.values())
         if finish.ok:
             assert self.committed == LAST_STEP
@@ -172,7 +182,7 @@ class Cluster:
                 "it may pause, but not give up at once"
             )
 
-    # -- what the cluster does ------------------------------------------------------------------------------------
+    # -- what the cluster does ---------------------------------------------------------------------
 
     def live(self, workers: object) -> list[str]:
         assert isinstance(workers, (set, list, dict))
@@ -208,15 +218,15 @@ class Cluster:
         for worker in workers:
             self.processes[worker].reported = True
             self.failed_starts += self.trained and not self.processes[worker].ready
-            actions += self.tell(WorkerLost(worker, cause))
+            actions += self.tell(WorkerLost(worker, cause=cause))
         return actions
 
     def readable(self) -> list[str]:
-        """Nodes that have a copy and were given the chance to say so."""
+        """Return the nodes that have a copy and could report it."""
         return [node for node in self.kept if node in self.nodes and node not in self.asked]
 
     def answer(self, *nodes: str) -> list[Action]:
-        """Agents that were asked say what they have."""
+        """Let the agents that were asked report their copies."""
         actions: list[Action] = []
         for node in nodes or list(self.asked):
             if node in self.asked:
@@ -225,7 +235,7 @@ class Cluster:
                     Sealed(
                         node,
                         (snapshot(node, self.kept[node]),) if node in self.kept else (),
-                        self.question,
+                        self.question_number,
                     )
                 )
         return actions
@@ -234,8 +244,10 @@ class Cluster:
         self.nodes.remove(node)
         self.kept.pop(node, None)
         self.unfit.discard(node)
-        self.asked = [one for one in self.asked if one != node]
+        self.asked = [name for name in self.asked if name != node]
         self.give_up(node)
+        for process in self.processes.values():
+            process.is_cut_off |= process.node == node
         return self.tell(NodeLost(node))
 
     def find_unfit(self, node: str) -> list[Action]:
@@ -245,7 +257,7 @@ class Cluster:
         return self.tell(Unfit(node, "XID 79"))
 
     def give_up(self, node: str) -> None:
-        """Nothing is heard of the workers there any more."""
+        """Lose a node: no report of its workers comes any more."""
         members = self.live(self.members())
         for process in self.processes.values():
             process.reported |= process.node == node
@@ -272,7 +284,7 @@ class Cluster:
                 self.tell(Settled(generation))
 
     def pull(self, *workers: str) -> None:
-        """Members of a settled generation take over the newest state of those who live."""
+        """Let members of a settled generation take over the newest state of a live member."""
         for worker in workers or self.members():
             process = self.processes[worker]
             if process.alive and process.generation == len(self.plans) in self.settled:
@@ -294,15 +306,16 @@ class Cluster:
             if not all(process.alive and process.generation == generation for process in group):
                 continue
             if any(plan.restore for plan in self.plans[generation:]):
-                continue  # agents end whoever they gave up before they offer copies
+                continue  # agents end workers that they gave up before they offer copies
             if len({process.step for process in group}) > 1 or group[0].step == LAST_STEP:
                 continue
             assert group[0].step == self.committed or self.plans[generation - 1].restore, (
                 "a step was committed by two generations, or lost"
             )
             self.committed = group[0].step + 1
-            for node in {process.node for process in group}:
-                self.kept[node] = self.committed
+            for process in group:
+                if not process.is_cut_off:
+                    self.kept[process.node] = self.committed
             for process in group:
                 process.step = self.committed
 
@@ -340,8 +353,8 @@ def endpoint(worker: str) -> Endpoint:
     return Endpoint("host", worker, 1, 2, 3)
 
 
-def snapshot(node: str, step: int, generation: int = 1) -> Snapshot:
-    return Snapshot(
+def snapshot(node: str, step: int, generation: int = 1) -> OfferedSnapshot:
+    return OfferedSnapshot(
         node, f"{node}.0", step, generation, 100, f"{step}/{generation}", endpoint(node)
     )
 
@@ -355,7 +368,7 @@ def running(nodes: int = 4, spares: int = 1, **changes: Any) -> Cluster:
     return cluster
 
 
-# -- start --------------------------------------------------------------------------------------------------------
+# -- start -----------------------------------------------------------------------------------------
 
 
 def test_starts_one_worker_a_node_then_the_spares_when_all_nodes_joined() -> None:
@@ -363,9 +376,9 @@ def test_starts_one_worker_a_node_then_the_spares_when_all_nodes_joined() -> Non
     assert cluster.tell(NodeJoined("b")) == []
     cluster.nodes += ["b", "a"]
     assert cluster.tell(NodeJoined("a")) == [
-        StartWorker("b", "b.0"),
-        StartWorker("a", "a.0"),
-        StartWorker("b", "b.1"),
+        OrderStart("b", "b.0"),
+        OrderStart("a", "a.0"),
+        OrderStart("b", "b.1"),
     ]
 
 
@@ -401,11 +414,11 @@ def test_at_the_startup_deadline_too_few_is_the_end(nodes: str) -> None:
     cluster.become_ready(*[worker for worker in cluster.processes if worker == "a.0"])
     cluster.now_s = cluster.config.startup_s
     (finish,) = cluster.tell(Tick())
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, FinishJob)
     assert f"{len(nodes)} of 2 nodes joined" in finish.reason
 
 
-# -- losses -------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def test_a_ready_spare_takes_rank_and_shards_of_a_lost_member() -> None:
@@ -414,7 +427,7 @@ def test_a_ready_spare_takes_rank_and_shards_of_a_lost_member() -> None:
     publish, stop, start = cluster.lose("c.0")
     assert isinstance(publish, Publish)
     assert publish.plan.abort
-    assert (stop, start) == (StopWorker("c.0", "lost"), StartWorker("c", "c.1"))
+    assert (stop, start) == (OrderStop("c.0", "lost"), OrderStart("c", "c.1"))
     assert cluster.ranks() == {
         "a.1" if worker == "c.0" else worker: place for worker, place in before.items()
     }
@@ -433,7 +446,7 @@ def test_without_a_spare_the_world_shrinks_then_grows_when_settled() -> None:
 
 
 def test_a_lost_spare_is_replaced_in_the_same_generation() -> None:
-    assert running().lose("a.1") == [StopWorker("a.1", "lost"), StartWorker("a", "a.2")]
+    assert running().lose("a.1") == [OrderStop("a.1", "lost"), OrderStart("a", "a.2")]
 
 
 def test_of_equal_nodes_a_replacement_starts_where_the_loss_was() -> None:
@@ -441,16 +454,16 @@ def test_of_equal_nodes_a_replacement_starts_where_the_loss_was() -> None:
     cluster.lose_node("a")
     cluster.join("a")
     cluster.become_ready()
-    assert cluster.lose("b.1")[-1] == StartWorker("a", "a.2")
-    assert cluster.lose("c.1")[-1] == StartWorker("c", "c.2")
+    assert cluster.lose("b.1")[-1] == OrderStart("a", "a.2")
+    assert cluster.lose("c.1")[-1] == OrderStart("c", "c.2")
 
 
 def test_losing_a_node_changes_the_generation_once_and_others_host_its_workers() -> None:
     cluster = running(nodes=3, spares=1)
     actions = cluster.lose_node("a")
-    assert [action for action in actions if isinstance(action, StartWorker)] == [
-        StartWorker("b", "b.1"),
-        StartWorker("c", "c.1"),
+    assert [action for action in actions if isinstance(action, OrderStart)] == [
+        OrderStart("b", "b.1"),
+        OrderStart("c", "c.1"),
     ]
     assert len(cluster.plans) == 2
     assert cluster.members() == ["c.0", "b.0"]
@@ -484,10 +497,10 @@ def test_below_the_smallest_world_nothing_is_published_until_enough_are_ready() 
 
 def test_the_failure_budget_counts_members_and_spares() -> None:
     cluster = running(max_failures=2)
-    assert not any(isinstance(action, Finish) for action in cluster.lose("a.1", "b.0"))
+    assert not any(isinstance(action, FinishJob) for action in cluster.lose("a.1", "b.0"))
     cluster.become_ready()
     (finish,) = cluster.lose("a.2")
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, FinishJob)
     assert "budget" in finish.reason
 
 
@@ -497,11 +510,13 @@ def test_ranks_that_are_given_up_on_suspicion_spend_no_budget(cause: str) -> Non
     cluster = running(max_failures=1)
     for number in range(4):
         worker = cluster.members()[number % 2]
-        assert not any(isinstance(action, Finish) for action in cluster.lose(worker, cause=cause))
+        assert not any(
+            isinstance(action, FinishJob) for action in cluster.lose(worker, cause=cause)
+        )
         cluster.become_ready()
     cluster.lose(cluster.members()[0])
     (finish,) = cluster.lose(cluster.members()[0])
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, FinishJob)
     assert "2 workers were lost" in finish.reason
 
 
@@ -509,9 +524,9 @@ def test_workers_that_hang_before_the_job_has_trained_spend_the_budget() -> None
     """There is nothing yet that would tell a slow start from one that never ends."""
     cluster = Cluster(config_of(nodes=2, spares=0, max_failures=1))
     cluster.join("a", "b")
-    assert not any(isinstance(action, Finish) for action in cluster.lose("a.0", cause="hung"))
+    assert not any(isinstance(action, FinishJob) for action in cluster.lose("a.0", cause="hung"))
     (finish,) = (
-        action for action in cluster.lose("b.0", cause="hung") if isinstance(action, Finish)
+        action for action in cluster.lose("b.0", cause="hung") if isinstance(action, FinishJob)
     )
     assert "budget" in finish.reason
 
@@ -527,7 +542,8 @@ def test_a_stalled_generation_is_published_again_with_the_same_ranks() -> None:
     assert cluster.tell(Stalled(1)) == []
 
 
-# -- who has the state --------------------------------------------------------------------------------------------
+# -- owners of the state
+# ------------------------------------------------------------------------------------------
 
 
 def test_before_any_generation_settled_fresh_workers_may_replace_all() -> None:
@@ -545,7 +561,7 @@ def test_before_any_generation_settled_fresh_workers_may_replace_all() -> None:
 
 
 def test_a_node_that_is_lost_may_have_known_that_the_first_generation_settled() -> None:
-    """It was cut off: the ranks may have trained, and no fresh worker has what they have."""
+    """The node was cut off: its ranks may have trained, and no fresh worker has their state."""
     cluster = Cluster(config_of(nodes=2, spares=0))
     cluster.join("a", "b")
     cluster.become_ready()
@@ -560,7 +576,7 @@ def test_a_node_that_is_lost_may_have_known_that_the_first_generation_settled() 
     assert cluster.answer("c") == []
     cluster.now_s += 1.01 * LIMITS.healing_s
     (finish,) = cluster.tell(Tick())
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, FinishJob)
     assert finish.reason.startswith("every replica was lost")
 
 
@@ -568,9 +584,9 @@ def test_nobody_begins_anew_when_all_nodes_of_the_first_generation_are_lost() ->
     cluster = Cluster(config_of(nodes=2, spares=0))
     cluster.join("a", "b")
     cluster.become_ready()
-    assert not any(isinstance(action, Finish) for action in cluster.lose_node("a"))
+    assert not any(isinstance(action, FinishJob) for action in cluster.lose_node("a"))
     (finish,) = cluster.lose_node("b")
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, FinishJob)
     assert finish.reason.startswith("every replica was lost")
 
 
@@ -580,8 +596,8 @@ def test_ranks_that_never_met_may_all_be_replaced() -> None:
     cluster.become_ready()
     for node in "ab":
         assert not any(
-            isinstance(action, Finish)
-            for action in cluster.machine.handle(NodeLost(node, met=False), 0.0)
+            isinstance(action, FinishJob)
+            for action in handle(cluster.machine, NodeLost(node, met=False), 0.0)
         )
 
 
@@ -599,12 +615,12 @@ def test_a_node_without_a_rank_knows_nothing_of_the_first_generation() -> None:
 
 
 def test_the_job_is_lost_with_its_last_holder_of_state() -> None:
-    """Nobody asked has a copy."""
+    """No node that was asked has a copy."""
     cluster = running(nodes=1, spares=1)
     assert not cluster.finish
     cluster.lose("a.0")
     (finish,) = cluster.answer("a")
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, FinishJob)
     assert finish.reason.startswith("every replica was lost")
 
 
@@ -623,7 +639,7 @@ def test_fresh_workers_begin_with_the_newest_copies() -> None:
     cluster.become_ready()
     assert len(cluster.plans) == 3
     cluster.answer()
-    assert [one.step for one in cluster.plans[-1].restore] == [4, 4, 3]
+    assert [copy.step for copy in cluster.plans[-1].restore] == [4, 4, 3]
     assert len(cluster.members()) == 3
 
 
@@ -634,11 +650,11 @@ def test_an_answer_that_does_not_come_is_not_waited_for_long() -> None:
     assert len(cluster.plans) == 3
     cluster.now_s += 1.01 * LIMITS.recall_s
     cluster.tell(Tick())
-    assert [one.node for one in cluster.plans[-1].restore] == ["a"]
+    assert [copy.node for copy in cluster.plans[-1].restore] == ["a"]
 
 
 def test_the_job_is_not_lost_while_a_node_owes_an_answer() -> None:
-    """It may be slow, or read a large state; it is lost if it is silent for too long."""
+    """The node may be slow, or read a large state; it is lost if it is silent for too long."""
     cluster = orphaned(a=3)
     cluster.become_ready()
     cluster.answer("b", "c")
@@ -646,7 +662,7 @@ def test_the_job_is_not_lost_while_a_node_owes_an_answer() -> None:
     cluster.tell(Tick())
     assert not cluster.finish
     cluster.answer("a")
-    assert [one.node for one in cluster.plans[-1].restore] == ["a"]
+    assert [copy.node for copy in cluster.plans[-1].restore] == ["a"]
 
 
 def test_an_answer_that_never_comes_ends_the_job() -> None:
@@ -663,14 +679,14 @@ def test_the_node_of_a_rank_that_is_lost_while_copies_are_restored_is_asked_agai
     cluster = orphaned(a=3)
     cluster.answer()
     cluster.become_ready()
-    assert [one.node for one in cluster.plans[-1].restore] == ["a"]
+    assert [copy.node for copy in cluster.plans[-1].restore] == ["a"]
     assert cluster.asked == []
     cluster.kept["b"] = 5
     cluster.lose("b.1")
     assert cluster.asked == ["b"]
     cluster.answer()
     cluster.become_ready()
-    assert [one.node for one in cluster.plans[-1].restore] == ["b", "a"]
+    assert [copy.node for copy in cluster.plans[-1].restore] == ["b", "a"]
 
 
 def test_a_spare_begins_alone_and_replacements_are_gathered() -> None:
@@ -694,7 +710,7 @@ def test_copies_of_a_lost_node_are_not_offered() -> None:
     cluster.answer()
     cluster.lose_node("b")
     cluster.become_ready()
-    assert [one.node for one in cluster.plans[-1].restore] == ["a", "c"]
+    assert [copy.node for copy in cluster.plans[-1].restore] == ["a", "c"]
 
 
 def test_when_the_newest_copies_fail_the_next_are_taken_by_all() -> None:
@@ -702,11 +718,11 @@ def test_when_the_newest_copies_fail_the_next_are_taken_by_all() -> None:
     cluster = orphaned(a=3, b=4, c=4)
     cluster.answer()
     cluster.become_ready()
-    assert cluster.tell(SourceFailed(snapshot("b", 4), True)) == []
-    (publish,) = cluster.tell(SourceFailed(snapshot("c", 4), True))
+    assert cluster.tell(SourceFailed("", snapshot("b", 4), True)) == []
+    (publish,) = cluster.tell(SourceFailed("", snapshot("c", 4), True))
     assert isinstance(publish, Publish)
     assert publish.plan.abort
-    assert [one.node for one in publish.plan.restore] == ["a"]
+    assert [copy.node for copy in publish.plan.restore] == ["a"]
     assert len(publish.plan.members) == 3
 
 
@@ -714,18 +730,18 @@ def test_a_corrupt_copy_is_never_taken_again() -> None:
     cluster = orphaned(a=3, b=4, c=4)
     cluster.answer()
     cluster.become_ready()
-    cluster.tell(SourceFailed(snapshot("b", 4), True))
+    cluster.tell(SourceFailed("", snapshot("b", 4), True))
     cluster.lose(*cluster.members())
     cluster.answer()
     cluster.become_ready()
-    assert [one.node for one in cluster.plans[-1].restore] == ["c", "a"]
+    assert [copy.node for copy in cluster.plans[-1].restore] == ["c", "a"]
     cluster.build()
     cluster.pull()
     cluster.heal()
     cluster.lose(*cluster.members())
     cluster.answer()
     cluster.become_ready()
-    assert [one.node for one in cluster.plans[-1].restore] == ["c", "a"]
+    assert [copy.node for copy in cluster.plans[-1].restore] == ["c", "a"]
 
 
 def test_when_every_copy_fails_the_job_is_lost() -> None:
@@ -733,7 +749,7 @@ def test_when_every_copy_fails_the_job_is_lost() -> None:
     cluster.answer()
     cluster.become_ready()
     del cluster.kept["a"]
-    cluster.tell(SourceFailed(snapshot("a", 3), False))
+    cluster.tell(SourceFailed("", snapshot("a", 3), False))
     assert not cluster.finish
     cluster.now_s += 1.01 * LIMITS.healing_s
     cluster.tell(Tick())
@@ -785,7 +801,7 @@ def test_a_joiner_that_is_about_to_have_the_state_is_waited_for() -> None:
     assert not any(isinstance(action, Publish) for action in cluster.lose("a.0"))
     cluster.answer()
     cluster.now_s += 0.99 * LIMITS.healing_s
-    assert not any(isinstance(action, (Publish, Finish)) for action in cluster.tell(Tick()))
+    assert not any(isinstance(action, (Publish, FinishJob)) for action in cluster.tell(Tick()))
     cluster.holders.add("a.1")
     assert isinstance(cluster.tell(Healed("a.1"))[0], Publish)
 
@@ -796,13 +812,13 @@ def test_workers_that_never_become_ready_are_started_ever_more_slowly_and_spend_
     cluster.build()
     for failure in range(1, 12):
         (name,) = set(cluster.live(cluster.processes)) - {"a.0"}
-        starts = [action for action in cluster.lose(name) if isinstance(action, StartWorker)]
+        starts = [action for action in cluster.lose(name) if isinstance(action, OrderStart)]
         if failure > 1:
             assert not starts
             cluster.now_s += 0.9 * min(PAUSE_MAX_S, PAUSE_S * 2.0 ** (failure - 2))
             assert not cluster.tell(Tick())
             cluster.now_s += 0.2 * PAUSE_MAX_S
-            starts = [action for action in cluster.tell(Tick()) if isinstance(action, StartWorker)]
+            starts = [action for action in cluster.tell(Tick()) if isinstance(action, OrderStart)]
         assert len(starts) == 1
     cluster.become_ready()
     assert len(cluster.plans[-1].members) == 2
@@ -818,7 +834,7 @@ def test_when_nobody_can_train_and_nothing_starts_the_job_ends() -> None:
         cluster.tell(Tick())
         (name,) = set(cluster.live(cluster.processes)) - {"a.0"}
         actions = cluster.lose(name)
-        assert (failure == STARTS_MAX) == any(isinstance(action, Finish) for action in actions)
+        assert (failure == STARTS_MAX) == any(isinstance(action, FinishJob) for action in actions)
     assert cluster.finish is not None
     assert (
         "8 workers in a row ended before they were ready: 1 rank is left, min_world=2"
@@ -842,7 +858,7 @@ def test_a_bad_node_is_given_no_more_workers() -> None:
     cluster.become_ready()
     actions = cluster.lose("b.1")
     assert SetAside("b") in actions
-    assert [action.node for action in actions if isinstance(action, StartWorker)] == ["a"]
+    assert [action.node for action in actions if isinstance(action, OrderStart)] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -857,7 +873,10 @@ def test_a_bad_node_is_given_no_more_workers() -> None:
 def test_a_bad_node_is_avoided_as_long_as_its_machine_is_the_same(
     incarnation: str, stays_aside: bool
 ) -> None:
-    """A machine that replaces it has its name, and has lost no worker. An agent that is started again is no repair."""
+    """A machine that replaces it has its name, and has lost no worker.
+
+    An agent that is started again is no repair.
+    """
     cluster = running(nodes=2, spares=0, strikes_max=2)
     cluster.lose("b.0")
     cluster.become_ready()
@@ -866,7 +885,7 @@ def test_a_bad_node_is_avoided_as_long_as_its_machine_is_the_same(
     cluster.lose_node("b")
     cluster.join("b", incarnation=incarnation)
     actions = cluster.lose("a.0")
-    assert [action.node for action in actions if isinstance(action, StartWorker)] == [
+    assert [action.node for action in actions if isinstance(action, OrderStart)] == [
         "a" if stays_aside else "b"
     ]
 
@@ -875,10 +894,10 @@ def test_a_node_that_is_not_fit_is_given_no_workers_until_another_agent_comes() 
     """Its workers are given up like those of a lost node, but spend no part of the failure budget."""
     cluster = running(nodes=3, spares=0, max_failures=1)
     actions = cluster.find_unfit("b")
-    assert [action for action in actions if isinstance(action, StopWorker)] == [
-        StopWorker("b.0", "unfit")
+    assert [action for action in actions if isinstance(action, OrderStop)] == [
+        OrderStop("b.0", "unfit")
     ]
-    assert [action.node for action in actions if isinstance(action, StartWorker)] == ["a"]
+    assert [action.node for action in actions if isinstance(action, OrderStart)] == ["a"]
     assert not cluster.finish
     assert cluster.members() == ["a.0", "c.0"]
     cluster.advance()
@@ -887,7 +906,7 @@ def test_a_node_that_is_not_fit_is_given_no_workers_until_another_agent_comes() 
     cluster.lose_node("b")
     cluster.join("b")
     actions = cluster.lose_node("c")
-    assert [action.node for action in actions if isinstance(action, StartWorker)] == ["b"]
+    assert [action.node for action in actions if isinstance(action, OrderStart)] == ["b"]
 
 
 def test_nodes_that_the_run_was_told_to_do_without_are_given_no_workers_whoever_comes() -> None:
@@ -895,7 +914,7 @@ def test_nodes_that_the_run_was_told_to_do_without_are_given_no_workers_whoever_
     cluster.join("a", "b")
     assert sorted(cluster.processes) == ["a.0", "a.1", "a.2"]
     cluster.advance()
-    cluster.machine.handle(Fit("b"), 0.0)
+    handle(cluster.machine, Fit("b"), 0.0)
     cluster.lose_node("b")
     cluster.unfit.add("b")
     cluster.join("b")
@@ -908,14 +927,14 @@ def test_the_first_start_waits_for_a_node_on_probation_to_prove_itself() -> None
     cluster.join("a", "b")
     assert not cluster.processes
     cluster.unfit.discard("b")
-    assert cluster.tell(Fit("b")) == [StartWorker("a", "a.0"), StartWorker("b", "b.0")]
+    assert cluster.tell(Fit("b")) == [OrderStart("a", "a.0"), OrderStart("b", "b.0")]
 
 
 def test_a_node_on_probation_that_fails_is_done_without() -> None:
     cluster = Cluster(config_of(nodes=2, spares=0, on_probation=("b",)))
     cluster.join("a", "b")
     assert [
-        action.node for action in cluster.find_unfit("b") if isinstance(action, StartWorker)
+        action.node for action in cluster.find_unfit("b") if isinstance(action, OrderStart)
     ] == ["a", "a"]
     assert cluster.machine.on_probation == frozenset()
     assert cluster.tell(Tick()) == []
@@ -927,13 +946,13 @@ def test_a_node_on_probation_that_says_nothing_is_not_waited_for_long() -> None:
     cluster.now_s += PROOF_S - 0.1
     assert cluster.tell(Tick()) == []
     cluster.now_s += 0.1
-    assert cluster.tell(Tick()) == [StartWorker("a", "a.0"), StartWorker("a", "a.1")]
+    assert cluster.tell(Tick()) == [OrderStart("a", "a.0"), OrderStart("a", "a.1")]
     cluster.advance()
     cluster.unfit.discard("b")
     cluster.tell(Fit("b"))
-    assert [one.node for one in cluster.lose("a.1") if isinstance(one, StartWorker)] == ["b"], (
-        "it came late"
-    )
+    assert [order.node for order in cluster.lose("a.1") if isinstance(order, OrderStart)] == [
+        "b"
+    ], "it came late"
 
 
 def test_when_no_node_is_fit_the_start_ends_in_time_and_says_why() -> None:
@@ -949,13 +968,13 @@ def test_when_no_node_is_fit_the_start_ends_in_time_and_says_why() -> None:
 def test_a_generation_that_a_node_has_seen_never_comes_again() -> None:
     """The record of the decisions may be lost; what was published is not taken back."""
     machine = Membership(config_of(1, 0))
-    machine.handle(GenerationSeen(41), 0.0)
-    machine.handle(NodeJoined("a", "", 3), 0.0)
-    assert machine.handle(Tick(), 0.0) == [StartWorker("a", "a.3")], (
+    handle(machine, GenerationSeen(41), 0.0)
+    handle(machine, NodeJoined("a", "", 3), 0.0)
+    assert handle(machine, Tick(), 0.0) == [OrderStart("a", "a.3")], (
         "others may have joined in the same moment"
     )
-    machine.handle(Sealed("a", (snapshot("a", 7, 41),)), 0.0)
-    (publish,) = machine.handle(WorkerReady("a.3", "a", endpoint("a.3")), 0.0)
+    handle(machine, Sealed("a", (snapshot("a", 7, 41),)), 0.0)
+    (publish,) = handle(machine, WorkerReady("a.3", "a", endpoint("a.3")), 0.0)
     assert isinstance(publish, Publish)
     assert publish.plan.generation == 42
     assert publish.plan.restore == (snapshot("a", 7, 41),)
@@ -974,14 +993,14 @@ def test_workers_that_were_not_ready_cost_no_budget_when_their_node_is_lost() ->
 def test_a_failure_outside_the_world_is_outlived_once_the_job_trains() -> None:
     cluster = Cluster(config_of(2, 1))
     cluster.join("a", "b")
-    assert not cluster.machine.outlives("a.0")
+    assert not cluster.machine.trains_on_without("a.0")
     cluster.become_ready()
     cluster.build()
-    assert cluster.machine.outlives("a.1")
-    assert not cluster.machine.outlives("a.0")
+    assert cluster.machine.trains_on_without("a.1")
+    assert not cluster.machine.trains_on_without("a.0")
 
 
-# -- end ----------------------------------------------------------------------------------------------------------
+# -- end -------------------------------------------------------------------------------------------
 
 
 def finished_steps(nodes: int, spares: int) -> Cluster:
@@ -996,11 +1015,11 @@ def test_the_job_ends_when_all_members_are_done() -> None:
     cluster.report_done("b.0")
     assert not cluster.finish
     cluster.report_done("a.0")
-    assert cluster.finish == Finish(True, "every rank committed the last step")
+    assert cluster.finish == FinishJob(True, "every rank committed the last step")
     assert (
         cluster.tell(NodeLost("a"))
         == cluster.tell(NodeJoined("z"))
-        == cluster.tell(JobFailed("late"))
+        == cluster.tell(RunFailed("late"))
         == []
     )
 
@@ -1025,7 +1044,7 @@ def test_losing_the_last_member_that_is_not_done_ends_the_job() -> None:
     cluster = finished_steps(nodes=2, spares=1)
     cluster.report_done("b.0")
     cluster.lose("a.0")
-    assert cluster.finish == Finish(True, "every rank committed the last step")
+    assert cluster.finish == FinishJob(True, "every rank committed the last step")
 
 
 def test_a_joiner_that_never_had_a_rank_does_not_hold_up_the_end() -> None:
@@ -1035,7 +1054,7 @@ def test_a_joiner_that_never_had_a_rank_does_not_hold_up_the_end() -> None:
     cluster.become_ready("b.1")
     assert not cluster.plans[-1].abort
     cluster.report_done("a.0")
-    assert cluster.finish == Finish(True, "every rank committed the last step")
+    assert cluster.finish == FinishJob(True, "every rank committed the last step")
 
 
 def test_the_world_does_not_grow_any_more_when_a_member_is_done() -> None:
@@ -1048,13 +1067,13 @@ def test_the_world_does_not_grow_any_more_when_a_member_is_done() -> None:
 
 
 def test_a_fatal_error_of_the_user_ends_the_job() -> None:
-    assert running().tell(JobFailed("user")) == [Finish(False, "user")]
+    assert running().tell(RunFailed("user")) == [FinishJob(False, "user")]
 
 
 def test_repeated_and_unknown_events_are_ignored() -> None:
     cluster = running()
     cluster.lose("b.0")
-    stale: list[Event] = [
+    stale: list[MembershipEvent] = [
         WorkerLost("b.0"),
         WorkerLost("x.0"),
         NodeLost("x"),
@@ -1072,7 +1091,7 @@ def test_repeated_and_unknown_events_are_ignored() -> None:
     assert cluster.machine.spares == ()
 
 
-# -- random histories ---------------------------------------------------------------------------------------------
+# -- random histories ------------------------------------------------------------------------------
 
 
 @settings(max_examples=examples(500), deadline=None, database=None)
@@ -1099,7 +1118,7 @@ def test_losses_end_in_the_same_place_whatever_their_order(data: st.DataObject) 
         assert len(cluster.plans) == 2
 
 
-# -- uneven work --------------------------------------------------------------------------------------------------
+# -- uneven work -----------------------------------------------------------------------------------
 
 UNEVEN = {"a.0": 5, "b.0": 2, "c.0": 4, "d.0": 5}
 
@@ -1161,11 +1180,11 @@ def test_a_slow_rank_goes_to_another_node_and_its_own_gets_none_any_more() -> No
     assert sorted(cluster.machine.spares) == ["a.1", "b.1", "c.1"]
     assert cluster.machine.has_substitute("b.0")
     cluster.processes["b.0"].reported = True
-    started = cluster.tell(WorkerLost("b.0", "slow"))
+    started = cluster.tell(WorkerLost("b.0", cause="slow"))
     assert cluster.members() == ["a.0", "a.1", "c.0"], (
         "not b.1, though it is on the node that lost a rank"
     )
-    assert [action.node for action in started if isinstance(action, StartWorker)] != ["b"]
+    assert [action.node for action in started if isinstance(action, OrderStart)] != ["b"]
 
 
 def test_without_a_spare_elsewhere_there_is_no_substitute() -> None:
@@ -1199,7 +1218,7 @@ class Histories(RuleBasedStateMachine):
             self.cluster.advance()
 
     def pick(self, number: int, workers: list[str]) -> list[str]:
-        """One of ``workers``, if there is any."""
+        """Return a worker of ``workers``, or None if there is none."""
         return [workers[number % len(workers)]] if workers else []
 
     @rule(number=Pick)
@@ -1228,7 +1247,10 @@ class Histories(RuleBasedStateMachine):
 
     @rule(number=Pick, dead=st.booleans())
     def lose(self, number: int, dead: bool) -> None:
-        """A report of a loss. Wrong reports leave a worker that goes on as if nothing had happened."""
+        """A report of a loss.
+
+        Wrong reports leave a worker that goes on as if nothing had happened.
+        """
         for worker in self.pick(number, self.cluster.live(self.cluster.processes)):
             self.cluster.processes[worker].alive &= not dead
             self.cluster.lose(worker)
@@ -1273,7 +1295,7 @@ class Histories(RuleBasedStateMachine):
         if restore and not cluster.live(cluster.holders):
             failed = restore[number % len(restore)]
             cluster.kept.pop(failed.node, None)
-            cluster.tell(SourceFailed(failed, corrupt))
+            cluster.tell(SourceFailed("", failed, corrupt))
 
     @rule(number=Pick)
     def heal(self, number: int) -> None:
@@ -1300,7 +1322,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def rebalance(self, data: st.DataObject) -> None:
-        """Somebody is slow. Shares are taken up between two steps, or not at all."""
+        """Slow a rank. Shares are taken up between two steps, or not at all."""
         cluster, members = self.cluster, self.cluster.members()
         if not members or len(members) > cluster.config.shard_count:
             return
@@ -1309,7 +1331,7 @@ class Histories(RuleBasedStateMachine):
             for _ in range(cluster.config.shard_count - len(members))
         ]
         shares = {member: 1 + more.count(rank) for rank, member in enumerate(members)}
-        may, plans = cluster.machine.may_rebalance, len(cluster.plans)
+        may, plans = may_rebalance(cluster.machine), len(cluster.plans)
         cluster.tell(Rebalanced(shares))
         if not may:
             assert len(cluster.plans) == plans, "moved shards while another membership was to come"
@@ -1323,7 +1345,7 @@ class Histories(RuleBasedStateMachine):
     def repeat(self) -> None:
         cluster = self.cluster
         gone = [worker for worker in cluster.processes if cluster.processes[worker].reported]
-        stale: list[Event] = [NodeJoined(node) for node in cluster.nodes]
+        stale: list[MembershipEvent] = [NodeJoined(node) for node in cluster.nodes]
         stale += [Settled(generation) for generation in cluster.settled]
         for worker in gone:
             stale += [WorkerLost(worker), WorkerReady(worker, worker[0], endpoint(worker))]
@@ -1338,7 +1360,7 @@ class Histories(RuleBasedStateMachine):
         cluster = self.cluster
         cluster.bury()
         for node in [node for node in cluster.nodes if node in cluster.unfit]:
-            cluster.lose_node(node)  # somebody mends it, and another agent comes
+            cluster.lose_node(node)  # it is repaired, and another agent comes
         cluster.join(*"abcd"[: cluster.config.nodes])
         for _ in range(4):
             cluster.answer()

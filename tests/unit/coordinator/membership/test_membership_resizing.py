@@ -1,4 +1,4 @@
-"""Membership: worlds that are resized. Who leaves stays until the others can go on without it."""
+"""Tests of resized worlds: a leaver stays until the others can go on without it."""
 
 from __future__ import annotations
 
@@ -10,32 +10,36 @@ import pytest
 from chaoskit.config import BatchScaling, RunConfig
 from chaoskit.coordinator.membership.events import (
     Action,
-    Event,
+    AskForCopies,
     Evicted,
-    Finish,
-    Healed,
+    FinishJob,
+    MembershipEvent,
     NodeJoined,
-    NodeLost,
+    OrderStart,
+    OrderStop,
     Publish,
-    Recall,
     Resized,
     Settled,
     Stalled,
-    StartWorker,
-    StopWorker,
     Tick,
+)
+from chaoskit.coordinator.membership.handle import handle
+from chaoskit.coordinator.membership.membership import Membership
+from chaoskit.elastic.settings import ElasticPolicy
+from chaoskit.job import JobSpec
+from chaoskit.wire.messages import (
+    Endpoint,
+    Healed,
+    NodeLost,
+    Plan,
     WorkerDone,
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.coordinator.membership.membership import Membership
-from chaoskit.elastic.settings import ElasticPolicy
-from chaoskit.job import JobSpec
-from chaoskit.wire.messages import Endpoint, Plan
 
 
 class Job:
-    """A membership of nodes ``a`` to ``d``, and what it has ordered."""
+    """A membership of nodes ``a`` to ``d``, and its orders."""
 
     def __init__(
         self,
@@ -66,15 +70,15 @@ class Job:
         self.become_ready()
         self.settle()
 
-    def tell(self, event: Event) -> Sequence[Action]:
-        actions = self.machine.handle(event, self.now_s)
+    def tell(self, event: MembershipEvent) -> Sequence[Action]:
+        actions = handle(self.machine, event, self.now_s)
         for action in actions:
             match action:
                 case Publish(plan):
                     self.plans.append(plan)
-                case StartWorker(_, worker):
+                case OrderStart(_, worker):
                     self.started.append(worker)
-                case StopWorker(worker, cause):
+                case OrderStop(worker, cause):
                     self.stopped.append((worker, cause))
         return actions
 
@@ -112,7 +116,7 @@ class Job:
         return tuple(member.worker for member in self.plan.members)
 
 
-# -- a world shrinks ----------------------------------------------------------------------------------------------
+# -- a world shrinks -------------------------------------------------------------------------------
 
 
 def test_who_leaves_is_told_by_a_plan_that_aborts_nothing_and_is_stopped_once_the_others_have_met() -> (
@@ -151,7 +155,7 @@ def test_leaving_costs_no_budget_and_is_no_strike() -> None:
 
 
 def test_who_is_too_many_leaves_though_its_node_is_wanted() -> None:
-    """First whoever is beside another one: the node of a lost rank has come back, and others host what it had."""
+    """Ranks that share a node leave first, once the node of a lost rank is back."""
     job = Job("abc")
     job.tell(NodeLost("a"))
     job.become_ready()
@@ -228,7 +232,7 @@ def test_all_nodes_but_a_new_one_leave_when_that_has_the_state() -> None:
 def test_a_batch_that_follows_the_world_never_grows_further_than_was_said(
     follow: BatchScaling | None, world: int
 ) -> None:
-    """Who stays with the state may be one too many for a moment, if there are shards for it."""
+    """A rank that stays with the state may be one too many, if there are shards for it."""
     job = Job("ab", most=2, follow=follow)
     job.join("c", "d")
     job.resize(2, "ab")
@@ -244,7 +248,7 @@ def test_a_batch_that_follows_the_world_never_grows_further_than_was_said(
 
 
 def test_who_leaves_does_not_make_a_member_dispensable_that_may_train_without_it() -> None:
-    """The smaller world may have formed, though nobody has heard of it: then the leaver is behind."""
+    """The smaller world may have formed without a report: then the leaver is behind."""
     job = Job("ab")
     job.resize(1, "b")
     assert job.machine.crew == ("a.0", "b.0")
@@ -253,11 +257,11 @@ def test_who_leaves_does_not_make_a_member_dispensable_that_may_train_without_it
     assert job.machine.keepers == {"b"}
 
 
-# -- something goes wrong on the way ------------------------------------------------------------------------------
+# -- something goes wrong on the way ---------------------------------------------------------------
 
 
 def test_a_rank_lost_before_the_others_have_met_brings_the_leavers_back() -> None:
-    """They may have gone one step further than who is left."""
+    """The lost ranks may have gone one step further than the remaining one."""
     job = Job()
     job.resize(3, "b")
     job.tell(WorkerLost("c.0"))
@@ -295,8 +299,8 @@ def test_leavers_go_if_a_member_lives_when_their_generation_settles() -> None:
 def test_a_departing_rank_has_no_state_any_more_if_the_others_trained_without_it() -> None:
     """A rank that became a member again does not stand for steps that a lost rank took after it had left.
 
-    The others could not say that they went on without it; that a step was committed there is read from the board of
-    the lost rank.
+    The others could not say that they went on without it; that a step was committed there is read
+    from the board of the lost rank.
     """
     job = Job("abc")
     job.resize(2, "c")
@@ -304,14 +308,18 @@ def test_a_departing_rank_has_no_state_any_more_if_the_others_trained_without_it
     assert job.world == ("a.0", "c.0")
     actions = job.tell(WorkerLost("a.0", trained_in=2))
     assert job.world == ("a.0", "c.0")
-    assert [action.node for action in actions if isinstance(action, Recall)] == ["a", "b", "c"]
+    assert [action.node for action in actions if isinstance(action, AskForCopies)] == [
+        "a",
+        "b",
+        "c",
+    ]
     job.tell(Healed("c.0", 1))  # is said again, of the time before
     assert not any(isinstance(action, Publish) for action in job.tell(Tick()))
     assert job.plan.generation == 3
 
 
 def test_a_departing_rank_that_took_the_state_over_again_has_it() -> None:
-    """Where it stood in a later generation, its state is as new as that of the lost rank."""
+    """The state of a rank that was in a later generation is as new as that of the lost rank."""
     job = Job("abc")
     job.resize(2, "c")
     job.tell(Evicted("b"))
@@ -328,7 +336,11 @@ def test_a_departing_rank_is_behind_until_it_has_taken_the_state_over() -> None:
     job.settle()
     assert job.world == ("a.0", "c.0")
     actions = job.tell(WorkerLost("a.0", trained_in=2))
-    assert [action.node for action in actions if isinstance(action, Recall)] == ["a", "b", "c"]
+    assert [action.node for action in actions if isinstance(action, AskForCopies)] == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 def test_a_departing_rank_has_no_state_once_it_is_known_that_the_others_trained_without_it() -> (
@@ -340,14 +352,14 @@ def test_a_departing_rank_has_no_state_once_it_is_known_that_the_others_trained_
     job.tell(Evicted("b"))
     job.tell(Settled(2))
     actions = job.tell(NodeLost("a"))
-    assert [action.node for action in actions if isinstance(action, Recall)] == ["b", "c"]
+    assert [action.node for action in actions if isinstance(action, AskForCopies)] == ["b", "c"]
 
 
 @pytest.mark.parametrize("settles", [False, True])
 def test_a_departing_rank_makes_no_member_dispensable_before_it_has_taken_the_state_over(
     settles: bool,
 ) -> None:
-    """Also as a member again: the others may have trained without it, though no node has told of that."""
+    """The others may have trained without it, even if no node has reported that."""
     job = Job("abc")
     job.resize(2, "c")
     job.tell(NodeLost("b"))
@@ -360,7 +372,7 @@ def test_a_departing_rank_makes_no_member_dispensable_before_it_has_taken_the_st
 
 
 def test_a_leaver_that_is_lost_before_the_others_have_met_is_a_loss() -> None:
-    """Nobody knows whether it has committed what the others have not."""
+    """The leaver may have committed a step that the others have not."""
     job = Job()
     job.resize(3, "b")
     job.tell(WorkerLost("b.0"))
@@ -379,7 +391,7 @@ def test_a_leaver_whose_node_is_lost_after_it_left_is_nobodys_loss() -> None:
 
 
 def test_nobody_leaves_before_all_stand_in_the_generation() -> None:
-    """Who hangs on its way into it would never come to a boundary, and nobody could be blamed."""
+    """A rank that hangs on its way into it never reaches a boundary, and no rank could be blamed."""
     job = Job()
     job.tell(WorkerLost("d.0"))
     job.settle()
@@ -409,7 +421,7 @@ def test_the_job_is_over_when_those_that_leave_are_done_too(settles: bool) -> No
         job.settle()
     assert job.stopped == []
     (finish,) = job.tell(WorkerDone("c.0", 20))
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, FinishJob)
     assert finish.ok
 
 
@@ -424,14 +436,15 @@ def test_a_leaver_that_is_lost_or_takes_too_long_does_not_hold_up_the_end_of_the
         assert not job.tell(Tick())
         job.now_s += 0.0 if is_lost else 1.0
         (finish,) = job.tell(WorkerLost("c.0") if is_lost else Tick())
-        assert isinstance(finish, Finish)
+        assert isinstance(finish, FinishJob)
         assert finish.ok
 
 
 def test_the_last_step_of_a_departing_rank_counts_when_it_is_a_member_again() -> None:
-    """A rank that ends its training while it is to leave has said so for good: the job is over if the others are lost.
+    """The job is over if a leaver has ended its training and the others are lost.
 
-    It says it once. The loss of a remaining rank makes it a member again, and no other message of it follows.
+    It reports its end once. The loss of a remaining rank makes it a member again, and no message
+    follows.
     """
     job = Job("ab")
     job.resize(1, "b")
@@ -440,12 +453,12 @@ def test_the_last_step_of_a_departing_rank_counts_when_it_is_a_member_again() ->
     job.tell(WorkerLost("a.0"))
     assert job.world == ("b.0",)
     (finish,) = job.tell(Settled(job.plan.generation))
-    assert isinstance(finish, Finish)
+    assert isinstance(finish, FinishJob)
     assert finish.ok
 
 
 def test_a_stalled_generation_without_a_successor_need_not_be_followed() -> None:
-    """Where no rank has the state any more, a stall publishes no plan: its members wait, and none of them hangs."""
+    """A stall publishes no plan if no rank has the state any more, and no rank hangs."""
     job = Job("ab")
     job.tell(WorkerLost("a.0"))
     job.tell(WorkerLost("b.0"))
@@ -466,19 +479,21 @@ def test_an_evicted_node_is_a_loss_and_gets_no_workers_while_it_idles() -> None:
 
 
 def test_an_eviction_may_take_the_word_that_the_first_generation_settled() -> None:
-    """The others may have trained: nobody begins anew with fresh workers."""
+    """The others may have trained, so the job does not begin anew with fresh workers."""
     policy = ElasticPolicy(min_replicas=1, max_replicas=3)
     machine = Membership(RunConfig(job=JobSpec("train.py"), nodes=2, spares=0, elastic=policy))
     for node in "ab":
-        machine.handle(NodeJoined(node), 0.0)
+        handle(machine, NodeJoined(node), 0.0)
     for node in "ab":
-        machine.handle(WorkerReady(f"{node}.0", node, Endpoint("host", node, 1, 2, 3)), 0.0)
-    machine.handle(Evicted("b"), 0.0)
+        handle(machine, WorkerReady(f"{node}.0", node, Endpoint("host", node, 1, 2, 3)), 0.0)
+    handle(machine, Evicted("b"), 0.0)
     assert machine.keepers == {"a"}
-    assert any(isinstance(action, Recall) for action in machine.handle(WorkerLost("a.0"), 0.0))
+    assert any(
+        isinstance(action, AskForCopies) for action in handle(machine, WorkerLost("a.0"), 0.0)
+    )
 
 
-# -- idle nodes, and growth ---------------------------------------------------------------------------------------
+# -- idle nodes, and growth ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("idle", ["e", ""])
@@ -504,7 +519,7 @@ def test_a_world_grows_at_a_boundary_when_the_newcomers_are_ready() -> None:
 
 
 def test_whoever_comes_in_place_of_a_node_that_leaves_is_started_at_once() -> None:
-    """Also while that one is still there: it may have to wait for its successor."""
+    """The former node may still be there: it may have to wait for its successor."""
     job = Job("abc")
     job.join("d")
     job.resize(3, "a")
@@ -544,7 +559,7 @@ def test_who_is_replaced_goes_without_a_successor_when_its_time_is_over() -> Non
 
 
 def test_who_is_replaced_goes_when_no_successor_is_on_its_way() -> None:
-    """It was lost, and the pause before the next start may be long."""
+    """The worker was lost, and the pause before the next start may be long."""
     job = Job("abc")
     job.join("d")
     job.resize(3, "a", swap_by_s=9.0)
@@ -570,7 +585,7 @@ def test_what_is_not_ready_on_a_node_that_idles_is_ended_at_once() -> None:
     assert len(job.plans) == 1
 
 
-# -- sharded jobs -------------------------------------------------------------------------------------------------
+# -- sharded jobs ----------------------------------------------------------------------------------
 
 
 def test_a_sharded_world_is_vacated_at_once_and_begins_with_copies() -> None:
@@ -579,19 +594,19 @@ def test_a_sharded_world_is_vacated_at_once_and_begins_with_copies() -> None:
     job.heal()
     actions = job.resize(3, "b")
     assert ("b.0", "left") in job.stopped
-    assert {action.node for action in actions if isinstance(action, Recall)} == set("abcd"), (
+    assert {action.node for action in actions if isinstance(action, AskForCopies)} == set("abcd"), (
         "copies are there, too"
     )
     assert len(job.plans) == 1
 
 
 def test_a_start_that_was_not_ordered_yet_spends_no_budget() -> None:
-    """Of two nodes that are lost together the first has workers started on the second: these were never ordered."""
+    """The loss of the first of two nodes has workers started on the second, which were never ordered."""
     machine = Membership(RunConfig(job=JobSpec("train.py"), nodes=2, spares=0, max_failures=2))
-    machine.handle(NodeJoined("a"), 0.0)
-    machine.handle(NodeJoined("b"), 0.0)
+    handle(machine, NodeJoined("a"), 0.0)
+    handle(machine, NodeJoined("b"), 0.0)
     assert machine.workers_on("b") == {"b.0"}
-    machine.handle(NodeLost("a"), 1.0)
+    handle(machine, NodeLost("a"), 1.0)
     assert machine.workers_on("b") == {"b.0", "b.1"}
-    machine.handle(NodeLost("b"), 1.0)
+    handle(machine, NodeLost("b"), 1.0)
     assert not machine.finished

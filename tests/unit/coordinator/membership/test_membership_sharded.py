@@ -1,4 +1,4 @@
-"""Membership of a sharded job: all members hold the state together, or nobody does."""
+"""Tests of the membership of a sharded job: all members hold the state together, or none does."""
 
 from __future__ import annotations
 
@@ -10,33 +10,39 @@ import pytest
 
 from chaoskit.config import RunConfig
 from chaoskit.coordinator.membership import events
+from chaoskit.coordinator.membership.copy_search import ATTEMPTS_MAX
 from chaoskit.coordinator.membership.events import (
     Action,
+    AskForCopies,
     Convicted,
-    Finish,
-    Healed,
+    FinishJob,
     NodeJoined,
-    NodeLost,
+    OrderStart,
     Publish,
-    Recall,
-    Sealed,
     Settled,
-    SourceFailed,
     Stalled,
-    StartWorker,
     Tick,
+)
+from chaoskit.coordinator.membership.handle import handle
+from chaoskit.coordinator.membership.limits import LIMITS
+from chaoskit.coordinator.membership.membership import Membership
+from chaoskit.coordinator.outputs import LogEntry, Send
+from chaoskit.coordinator.plane import ControlPlane
+from chaoskit.job import JobSpec
+from chaoskit.wire import messages
+from chaoskit.wire.messages import (
+    AgentHello,
+    Endpoint,
+    Healed,
+    NodeLost,
+    OfferedSnapshot,
+    Plan,
+    Sealed,
+    SourceFailed,
     WorkerDone,
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.coordinator.membership.limits import LIMITS
-from chaoskit.coordinator.membership.membership import Membership
-from chaoskit.coordinator.membership.revival import ATTEMPTS_MAX
-from chaoskit.coordinator.outputs import Remember, Send
-from chaoskit.coordinator.plane import ControlPlane
-from chaoskit.job import JobSpec
-from chaoskit.wire import messages
-from chaoskit.wire.messages import AgentHello, Endpoint, Plan, Snapshot
 
 NODES = "abc"
 
@@ -52,48 +58,48 @@ def endpoint(port: int = 0) -> Endpoint:
 
 def piece(
     node: str, number: int, step: int, generation: int = 1, pieces: int = 3, port: int = 0
-) -> Snapshot:
+) -> OfferedSnapshot:
     """A copy of piece ``number``, kept on ``node``."""
     owner = f"{NODES[number]}.0"
-    return Snapshot(
+    return OfferedSnapshot(
         node, owner, step, generation, 8, f"{step}", endpoint(port), "memory", number, pieces
     )
 
 
 class Job:
-    """A membership whose nodes answer as they are told to."""
+    """A membership with nodes that answer as they are told to."""
 
     def __init__(self, **changes: Any) -> None:
         self.config = config_of(**changes)
         self.machine = Membership(self.config)
         self.now_s = 0.0
         self.plans: list[Plan] = []
-        self.asked: list[Recall] = []
-        self.finish: Finish | None = None
+        self.asked: list[AskForCopies] = []
+        self.finish: FinishJob | None = None
         self.starting: list[str] = []
         for node in NODES[: self.config.nodes]:
             self.tell(NodeJoined(node))
         self.become_ready()
         self.settle()
 
-    def tell(self, *told: events.AnyEvent) -> list[Action]:
+    def tell(self, *told: events.MembershipEvent) -> list[Action]:
         actions: list[Action] = []
         for event in told:
-            actions += self.machine.handle(event, self.now_s)
+            actions += handle(self.machine, event, self.now_s)
         for action in actions:
             match action:
                 case Publish(plan):
                     self.plans.append(plan)
-                case Recall():
+                case AskForCopies():
                     self.asked.append(action)
-                case StartWorker(_, worker):
+                case OrderStart(_, worker):
                     self.starting.append(worker)
-                case Finish():
+                case FinishJob():
                     self.finish = action
         return actions
 
     def wait(self, seconds: float) -> None:
-        """Time passes, in ticks."""
+        """Let time pass, in ticks."""
         until_s = self.now_s + seconds
         while self.now_s < until_s and not self.finish:
             self.now_s = min(until_s, self.now_s + 0.05)
@@ -110,14 +116,14 @@ class Job:
         if healed and self.machine.generation > 1:
             self.tell(*(Healed(worker) for worker in self.machine.members))
 
-    def answer(self, *, committed: int = 9, **kept: list[Snapshot]) -> None:
-        """All nodes answer the newest question: they offer what is ``kept`` there."""
-        number = self.machine.question
-        nodes = [node for node in self.machine.nodes if self.machine.asks(node)]
+    def answer(self, *, committed: int = 9, **kept: list[OfferedSnapshot]) -> None:
+        """Let all nodes answer the newest question with the copies that are ``kept`` there."""
+        number = self.machine.question_number
+        nodes = [node for node in self.machine.nodes if self.machine.awaits_answer_of(node)]
         self.tell(*(Sealed(node, tuple(kept.get(node, ())), number, committed) for node in nodes))
 
     def answer_all(self, step: int, generation: int = 1) -> None:
-        """Every piece of ``step`` lies on its own node and on the next one."""
+        """Keep every piece of ``step`` on its own node and on the next one."""
         self.answer(
             **{
                 node: [piece(node, n, step, generation) for n in (i, (i - 1) % 3)]
@@ -131,7 +137,7 @@ class Job:
         return max(snapshot.step for snapshot in self.plans[-1].restore)
 
 
-# -- a loss -------------------------------------------------------------------------------------------------------
+# -- a loss ----------------------------------------------------------------------------------------
 
 
 def test_with_one_rank_all_leave_and_begin_with_the_newest_pieces() -> None:
@@ -147,7 +153,7 @@ def test_with_one_rank_all_leave_and_begin_with_the_newest_pieces() -> None:
     assert {snapshot.piece for snapshot in plan.restore} == {0, 1, 2}
 
 
-def replica(node: str, owner: str, number: int, step: int) -> Snapshot:
+def replica(node: str, owner: str, number: int, step: int) -> OfferedSnapshot:
     """A copy of piece ``number`` of two, of the worker ``owner``, kept on ``node``."""
     return msgspec.structs.replace(piece(node, number, step, pieces=2), worker=owner)
 
@@ -174,11 +180,11 @@ def test_copies_of_a_convict_are_not_taken_though_they_are_newer(
         "c": [replica("c", "c.0", 1, 6), replica("c", "c.0", 1, 7)],
     }
     if lost_before:
-        job.tell(WorkerLost("b.0", "exited"))
+        job.tell(WorkerLost("b.0", cause="exited"))
     if known_before:
         job.tell(WorkerLost("c.0"))
         job.answer(**kept)
-    job.tell(Convicted(("b.0",)), WorkerLost("b.0", "corrupt"))
+    job.tell(Convicted(("b.0",)), WorkerLost("b.0", cause="corrupt"))
     job.become_ready()
     job.answer(**kept)
     job.wait(1.0)
@@ -188,7 +194,7 @@ def test_copies_of_a_convict_are_not_taken_though_they_are_newer(
 
 def test_a_job_of_which_only_a_convict_has_a_piece_is_lost() -> None:
     job = Job()
-    job.tell(Convicted(("b.0",)), WorkerLost("b.0", "corrupt"))
+    job.tell(Convicted(("b.0",)), WorkerLost("b.0", cause="corrupt"))
     job.become_ready()
     for _ in range(100):
         job.answer(
@@ -250,13 +256,13 @@ def test_what_was_answered_long_ago_is_asked_again() -> None:
 def test_an_answer_to_an_earlier_question_is_not_heard() -> None:
     job = Job(replacement_s=0.0)
     job.tell(WorkerLost("b.0"))
-    stale, first = piece("a", 0, 3), job.machine.question
+    stale, first = piece("a", 0, 3), job.machine.question_number
     job.become_ready()
     job.answer_all(7)
     job.settle()
     job.tell(WorkerLost("b.1"))
     job.tell(Sealed("a", (stale,), first))
-    assert job.machine.asks("a")
+    assert job.machine.awaits_answer_of("a")
 
 
 def test_without_all_pieces_the_job_is_lost_after_a_while() -> None:
@@ -331,7 +337,7 @@ def test_a_first_generation_without_copies_begins_anew() -> None:
 
 
 def test_ranks_that_trained_on_while_a_replacement_was_awaited_do_not_begin_anew() -> None:
-    """That no node had a copy was said before the wait."""
+    """The answers that no node had a copy came before the wait."""
     job = Job(replacement_s=3.0)
     job.tell(WorkerLost("b.0"))
     while job.now_s < LIMITS.healing_s + 0.5:
@@ -363,7 +369,7 @@ def test_a_worker_lost_before_its_generation_is_known_to_be_formed_may_have_trai
     assert [ask.node for ask in job.asked] == list(NODES)
 
 
-# -- losses on the way back ---------------------------------------------------------------------------------------
+# -- losses on the way back ------------------------------------------------------------------------
 
 
 def restoring(**changes: Any) -> Job:
@@ -397,7 +403,7 @@ def test_a_conviction_that_concerns_no_copy_of_the_plan_changes_nothing() -> Non
 
 
 def test_a_loss_while_restoring_asks_again() -> None:
-    """The members may have trained on, and nobody has heard of it."""
+    """The members may have trained on without a report."""
     job = restoring()
     job.tell(WorkerLost("c.0"))
     job.become_ready()
@@ -418,7 +424,7 @@ def test_who_had_a_piece_in_the_generation_before_must_take_it_over_anew() -> No
 
 def test_a_copy_that_is_gone_was_overwritten_by_a_newer_one() -> None:
     job = restoring()
-    job.tell(*(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
+    job.tell(*(SourceFailed("", copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
     assert len(job.plans) == 2
     job.answer_all(9, 2)
     assert job.restored == 9
@@ -434,7 +440,11 @@ def test_a_copy_that_is_gone_again_and_again_is_given_up_for_an_older_one() -> N
         if len(job.plans) > plans:
             plans = len(job.plans)
             job.tell(
-                *(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1)
+                *(
+                    SourceFailed("", copy, False)
+                    for copy in job.plans[-1].restore
+                    if copy.piece == 1
+                )
             )
         job.answer(**kept)
         job.wait(0.05)
@@ -445,8 +455,8 @@ def test_a_copy_that_is_gone_again_and_again_is_given_up_for_an_older_one() -> N
 def test_nobody_goes_back_to_old_copies_before_all_have_answered() -> None:
     """The members of a generation that could not begin have nothing newer than the others."""
     job = restoring()
-    job.tell(*(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
-    number, old = job.machine.question, tuple(piece("a", n, 3) for n in range(3))
+    job.tell(*(SourceFailed("", copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
+    number, old = job.machine.question_number, tuple(piece("a", n, 3) for n in range(3))
     job.tell(
         NodeJoined("d"), Sealed("a", old, number), Sealed("b", (), number), Sealed("c", (), number)
     )
@@ -456,13 +466,17 @@ def test_nobody_goes_back_to_old_copies_before_all_have_answered() -> None:
 
 
 def attempts(job: Job, until_s: float) -> list[float]:
-    """When copies are tried of which piece 1 is out of reach: the network between nodes is parted."""
+    """Return the times at which copies are tried while piece 1 is out of reach in a parted network."""
     tried_s: list[float] = []
     while not job.finish and job.now_s < until_s:
         if len(job.plans) > len(tried_s) + 1:
             tried_s.append(job.now_s)
             job.tell(
-                *(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1)
+                *(
+                    SourceFailed("", copy, False)
+                    for copy in job.plans[-1].restore
+                    if copy.piece == 1
+                )
             )
         else:
             job.wait(0.1)
@@ -494,7 +508,7 @@ def test_copies_that_stay_out_of_reach_are_not_waited_for_without_end() -> None:
 
 def test_a_corrupt_copy_is_never_tried_again() -> None:
     job = restoring()
-    job.tell(*(SourceFailed(copy, True) for copy in job.plans[-1].restore if copy.piece == 1))
+    job.tell(*(SourceFailed("", copy, True) for copy in job.plans[-1].restore if copy.piece == 1))
     while not job.finish and job.now_s < job.config.startup_s:
         job.answer(**{n: [*(p for p in job.plans[-1].restore if p.node == n)] for n in NODES})
         job.wait(0.1)
@@ -504,7 +518,7 @@ def test_a_corrupt_copy_is_never_tried_again() -> None:
 
 
 def test_a_node_that_was_only_silent_may_come_back_with_the_last_piece() -> None:
-    """It may be the coordinator that is cut off from most of its nodes."""
+    """The coordinator itself may be cut off from most of its nodes."""
     job = Job(replacement_s=0.0)
     job.tell(NodeLost("b", silent=True), NodeLost("c", silent=True))
     while not job.finish and job.now_s < job.config.coordinator_outage_s - 1:
@@ -534,7 +548,7 @@ def test_who_comes_back_may_have_trained_on_with_the_others_until_it_answers() -
     job = Job(replacement_s=0.0)
     job.tell(NodeLost("b", silent=True))
     job.answer(a=[piece("a", 0, 7), piece("a", 2, 7)], c=[piece("c", 2, 7), piece("c", 1, 7)])
-    number = job.machine.question
+    number = job.machine.question_number
     job.tell(NodeJoined("b", started=1))
     job.become_ready()
     job.wait(2 * LIMITS.fresh_s)
@@ -547,7 +561,7 @@ def test_who_comes_back_may_have_trained_on_with_the_others_until_it_answers() -
 def test_a_rank_that_hangs_while_it_restores_is_replaced_before_the_job_is_lost() -> None:
     job = restoring()
     job.wait(job.config.startup_s + 1)
-    job.tell(WorkerLost("c.0", "hung"))
+    job.tell(WorkerLost("c.0", cause="hung"))
     job.become_ready()
     job.answer_all(7)
     job.settle()
@@ -566,7 +580,7 @@ def test_a_node_that_owes_an_answer_is_waited_for_so_long() -> None:
     job = Job(replacement_s=0.0)
     job.tell(WorkerLost("b.0"))
     job.become_ready()
-    number = job.machine.question
+    number = job.machine.question_number
     kept = tuple(piece("a", n, 7) for n in range(3))
     job.tell(Sealed("a", kept, number))
     job.wait(LIMITS.recall_s - 0.1)
@@ -575,7 +589,7 @@ def test_a_node_that_owes_an_answer_is_waited_for_so_long() -> None:
     assert job.restored == 7
 
 
-# -- growth -------------------------------------------------------------------------------------------------------
+# -- growth ----------------------------------------------------------------------------------------
 
 
 def short() -> Job:
@@ -584,7 +598,7 @@ def short() -> Job:
     job.tell(WorkerLost("b.0"))
     job.answer_all(7)
     job.wait(0.5)
-    if job.machine.question and job.machine.asks("a"):
+    if job.machine.question_number and job.machine.awaits_answer_of("a"):
         job.answer_all(7)
     assert len(job.plans[-1].members) == 2
     job.settle()
@@ -619,7 +633,7 @@ def test_growth_ends_with_its_spare() -> None:
     assert job.machine.keepers == {"a", "c"}
 
 
-# -- the end ------------------------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------
 
 
 def test_a_rank_lost_at_the_end_takes_the_word_of_the_others_with_it() -> None:
@@ -636,12 +650,12 @@ def test_a_rank_lost_at_the_end_takes_the_word_of_the_others_with_it() -> None:
     assert job.finish.ok
 
 
-# -- through the control plane ------------------------------------------------------------------------------------
+# -- through the control plane ---------------------------------------------------------------------
 
 
 @pytest.fixture
 def plane() -> ControlPlane:
-    """Two ranks in their second generation, of which nobody has taken his piece over yet."""
+    """Return two ranks in their second generation, of which none has taken its piece over yet."""
     plane = ControlPlane(config_of(nodes=2, replacement_s=0.0))
     for node in "ab":
         plane.attach(AgentHello(node, "host", 1), 0.0)
@@ -654,7 +668,7 @@ def plane() -> ControlPlane:
     for node, number in ("a", 0), ("b", 1):
         plane.hear(
             messages.Sealed(
-                node, (piece(node, number, 7, pieces=2),), plane.membership.question, 7
+                node, (piece(node, number, 7, pieces=2),), plane.membership.question_number, 7
             ),
             1.0,
         )
@@ -668,25 +682,27 @@ def plane() -> ControlPlane:
 def test_what_was_said_of_an_older_generation_is_not_remembered(
     plane: ControlPlane, said: messages.Message
 ) -> None:
-    assert not [output for output in plane.hear(said, 1.1) if isinstance(output, Remember)]
+    assert not [output for output in plane.hear(said, 1.1) if isinstance(output, LogEntry)]
     current = msgspec.structs.replace(said, generation=2)  # type: ignore[type-var]
-    assert [output for output in plane.hear(current, 1.1) if isinstance(output, Remember)]
+    assert [output for output in plane.hear(current, 1.1) if isinstance(output, LogEntry)]
 
 
 def test_fewer_ranks_may_end_with_other_bits_than_those_before(plane: ControlPlane) -> None:
     plane.hear(messages.WorkerDone("a.0", 20, "two ranks", 2), 1.1)
     plane.hear(messages.WorkerLost("b.1", "b", "killed", "", 0), 1.2)
-    asked = plane.membership.question
+    asked = plane.membership.question_number
     plane.hear(messages.WorkerReady("b.2", "b", endpoint()), 1.2)
     for node, number in ("a", 0), ("b", 1):
         plane.hear(messages.Sealed(node, (piece(node, number, 7, pieces=2),), asked, 7), 1.2)
     for worker in ("a.0", "b.2"):
         plane.hear(messages.WorkerDone(worker, 20, "other bits", 3), 1.3)
     assert plane.membership.finished
-    assert plane.picture()[-1] == messages.EndJob(True, "every rank committed the last step")
+    assert plane.messages_for_observer()[-1] == messages.EndJob(
+        True, "every rank committed the last step"
+    )
 
 
 def test_a_node_that_comes_back_is_asked_the_same_question_again(plane: ControlPlane) -> None:
     plane.hear(messages.WorkerLost("b.1", "b", "killed", "", 0), 1.2)
     outputs = plane.attach(AgentHello("a", "host", 1, 2, ("a.0",), started=1), 1.3)
-    assert Send("a", messages.Recall(plane.membership.question)) in outputs
+    assert Send("a", messages.Recall(plane.membership.question_number)) in outputs

@@ -1,11 +1,11 @@
-"""When the same failure again and again ends a job."""
+"""Tests of the end of a job by the same failure again and again."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.coordinator.membership.repeats import Repeats
+from chaoskit.coordinator.membership.strikes import Repeats
 
 
 def test_the_same_failure_on_every_rank_ends_the_job() -> None:
@@ -33,7 +33,9 @@ def test_progress_starts_the_count_again() -> None:
 def test_only_a_run_longer_than_the_limit_ends_the_job(
     failures: list[tuple[str, int]], limit: int
 ) -> None:
-    """It is said exactly when the last ``limit + 1`` failures were the same, without a step in between."""
+    """The job ends exactly when the last ``limit + 1`` failures were the same, without a step in
+    between.
+    """
     repeats = Repeats(limit)
     for place, (error, step) in enumerate(failures):
         tail = failures[max(0, place - limit) : place + 1]

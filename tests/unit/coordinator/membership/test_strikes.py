@@ -27,15 +27,15 @@ def test_old_strikes_do_not_count() -> None:
 
 def test_a_machine_has_no_part_in_the_strikes_of_the_one_that_had_its_name_before() -> None:
     strikes = Strikes(limit=2, window_s=10.0)
-    strikes.meet("bad", "host1")
+    strikes.note_machine("bad", "host1")
     assert struck(strikes, 0.0, 1.0) == [False, True]
-    strikes.meet("bad", "host1")
+    strikes.note_machine("bad", "host1")
     assert strikes.trusted(["good", "bad"]) == ["good"]
-    strikes.meet("bad", "host2")
+    strikes.note_machine("bad", "host2")
     assert strikes.trusted(["good", "bad"]) == ["good", "bad"]
     assert struck(strikes, 2.0) == [False]
-    strikes.condemn("bad")
-    strikes.meet("bad", "host3")
+    strikes.set_aside("bad")
+    strikes.note_machine("bad", "host3")
     assert struck(strikes, 3.0, 4.0) == [False, True]
 
 
@@ -48,7 +48,7 @@ def test_each_node_has_strikes_of_its_own() -> None:
 
 
 def test_the_last_node_is_never_set_aside() -> None:
-    """Then the failure budget decides, which says why the run ends."""
+    """The failure budget decides then, and gives the reason of the end."""
     strikes = Strikes(limit=1, window_s=10.0)
     struck(strikes, 0.0)
     assert strikes.trusted(["bad"]) == ["bad"]
