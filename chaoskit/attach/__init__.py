@@ -1,0 +1,1 @@
+"""Attach: faults in a training job that already runs on Kubernetes."""

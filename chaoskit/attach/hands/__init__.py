@@ -1,0 +1,1 @@
+"""Hands: programs in ephemeral containers that break the pods of jobs that already run."""

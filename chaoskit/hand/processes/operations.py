@@ -1,0 +1,120 @@
+"""The role on processes: it kills, stops and throttles the processes of its pid namespace.
+
+It needs no capability if it runs as the user and the group of its targets.
+
+-> ``hand/processes/held.py``: stops; ``hand/processes/kill.py``: kills; ``hand/processes/proc.py``: the list of processes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ..fields import LASTS_S, PID, TICKS, HandOperation, RequestField, decimal, whole
+from ..refusals import ProcessGone, RefusedRequest
+from ..role import EffectKeeper
+from . import kill, proc
+from .held import Stop, Throttle
+from .kill import INIT
+from .tracer import Tracer
+
+_IDENTITY = {"pid": PID, "ticks": TICKS}
+#: Below 10 ms the stops themselves take most of the time of a process with many threads.
+_PERIOD_MS = RequestField(whole(10, 10_000), 100)
+_PART = RequestField(decimal(0.0, 0.99))
+#: The pid namespace in which the machine has booted (PROC_PID_INIT_INO of the kernel).
+_MACHINE_NAMESPACE = "pid:[4026531836]"
+
+
+class ProcessRole:
+    """Operations on processes.
+
+    Args:
+        keeper: keeps the effects.
+    """
+
+    name = "processes"
+
+    def __init__(self, keeper: EffectKeeper) -> None:
+        self._keeper = keeper
+        self._tracer = Tracer()
+        self.operations: Mapping[str, HandOperation] = {
+            "list": HandOperation({}, self._list),
+            "look": HandOperation(_IDENTITY, self._look),
+            "kill": HandOperation(_IDENTITY, self._kill),
+            "stop": HandOperation({**_IDENTITY, "lasts_s": LASTS_S}, self._stop),
+            "throttle": HandOperation(
+                {**_IDENTITY, "share": _PART, "period_ms": _PERIOD_MS, "lasts_s": LASTS_S},
+                self._throttle,
+            ),
+        }
+
+    def hello(self) -> dict[str, Any]:
+        """Return this process's identity, the rules that apply to it, and the processes."""
+        return {
+            "uid": os.geteuid(),
+            "gid": os.getegid(),
+            "ticks_per_s": proc.TICKS_PER_S,
+            "ptrace_scope": proc.yama_scope(),
+            "processes": list(proc.processes()),
+        }
+
+    def collect(self) -> None:
+        """Take in stops and ends of threads, so that parents of ended processes are notified."""
+        self._tracer.collect()
+
+    def _list(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {"processes": list(proc.processes())}
+
+    def _look(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        pid, ticks = values["pid"], values["ticks"]
+        look = proc.look(pid)
+        evidence = kill.evidence(pid, ticks)
+        if look is None or evidence["gone"]:
+            return {"gone": True}
+        return {**evidence, **look.as_fields()}
+
+    def _kill(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        pid, ticks = values["pid"], values["ticks"]
+        self._check_target(pid)
+        if proc.same_process(pid, ticks) is None:
+            raise ProcessGone(pid, ticks)
+        number_on = self._keeper.number_on(pid)
+        if pid == INIT and number_on is not None:
+            self._keeper.end_effect(number_on, "killed")  # a process has one tracer only
+
+        def announce() -> None:
+            self._keeper.emit("killing", {"request": number, "pid": pid, "by": "tracer"})
+
+        return kill.kill(pid, ticks, announce)
+
+    def _stop(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        self._check_free(values["pid"])
+        stop = Stop(self._tracer, values["pid"], values["ticks"])
+        self._keeper.begin(number, stop, values["lasts_s"])
+        return {"took_ms": stop.took_ms, **stop.evidence()}
+
+    def _throttle(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        self._check_free(values["pid"])
+        throttle = Throttle(
+            self._tracer,
+            values["pid"],
+            values["ticks"],
+            values["share"],
+            values["period_ms"] / 1000,
+        )
+        self._keeper.begin(number, throttle, values["lasts_s"])
+        return throttle.evidence()
+
+    def _check_free(self, pid: int) -> None:
+        self._check_target(pid)
+        number = self._keeper.number_on(pid)
+        if number is not None:
+            raise RefusedRequest("pid", pid, f"lift the effect {number} on this process before")
+
+    def _check_target(self, pid: int) -> None:
+        if pid == os.getpid():
+            raise RefusedRequest("pid", pid, "name another process: this is the hand")
+        if pid == INIT and os.readlink("/proc/self/ns/pid") == _MACHINE_NAMESPACE:
+            raise RefusedRequest("pid", pid, "name another process: this is init of the machine")

@@ -1,0 +1,1 @@
+"""Jobs of Kubernetes for tests: objects, recordings, and a stand-in for controllers of JobSets."""
