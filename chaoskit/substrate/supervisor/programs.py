@@ -173,7 +173,7 @@ class Programs:
             started.give_up()
         _await_end([started.pid for started in ending if started.pid is not None], patience_s)
         ended, deadline_s = self.reap(), time.monotonic() + _END_S
-        while left := self._live_processes(ending, ended_ids):
+        while (left := self._live_processes(ending, ended_ids)) or _have_unreaped(ending):
             _kill(left)
             _await_end(left, max(0.0, deadline_s - time.monotonic()))
             ended |= self.reap()
@@ -252,6 +252,11 @@ class Programs:
 def _without_restarts(program: Program) -> Program:
     """Return the program with restarts turned off."""
     return msgspec.structs.replace(program, restarts=0, over=0)
+
+
+def _have_unreaped(programs: Iterable[_Started]) -> bool:
+    """Return whether any program is not reaped yet: its orphans are found when it is."""
+    return any(program.pid is not None for program in programs)
 
 
 def _close(descriptors: Iterable[int]) -> None:
