@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -32,16 +31,6 @@ from chaoskit.wire.messages import Beat, Endpoint, Heartbeat, Member, Plan, Work
 
 LIMIT_S = 60.0  # limit of waits that must end
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def on_path() -> Iterator[None]:
-    """Put the top of the tree on the path, since benchmarks are run as modules of
-    ``benchmarks``.
-    """
-    sys.path.insert(0, str(BENCHMARKS.parent))
-    yield
-    sys.path.remove(str(BENCHMARKS.parent))
 
 
 @pytest.fixture
