@@ -102,6 +102,10 @@ class HarnessError(ChaoskitError):
     """
 
 
+class NodeUnreachable(HarnessError):
+    """A node does not answer, or is taken to be gone; its processes may still run."""
+
+
 class CommandFailed(HarnessError):
     """The unbroken run of a command failed.
 

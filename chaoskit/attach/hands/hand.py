@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from chaoskit.errors import HarnessError
+from chaoskit.errors import HarnessError, NodeUnreachable
 
 #: Seconds in which a hand answers. It answers within milliseconds, and the API server is between.
 ANSWER_S = 10.0
@@ -47,10 +47,6 @@ class HandUnable(HarnessError):
     def __init__(self, name: str, reason: str, remedy: str) -> None:
         super().__init__(f"{name}: {reason}: {remedy}")
         self.reason, self.remedy = reason, remedy
-
-
-class HandGone(HarnessError):
-    """Error of a request to a hand that has ended, or does not answer."""
 
 
 class Hand:
@@ -95,12 +91,12 @@ class Hand:
 
         Raises:
             HandUnable: if the kernel or a tool refused.
-            HandGone: if the hand has ended, or does not answer in time.
+            NodeUnreachable: if the hand has ended, or does not answer in time.
             HarnessError: if the hand refused the request as bad input.
         """
         number, line = self._request(operation, fields, limit_s)
         if line is None:
-            with contextlib.suppress(HandGone):  # its effect may begin later
+            with contextlib.suppress(NodeUnreachable):  # its effect may begin later
                 self._send(next(self._numbers), "lift", {"effect": number})
             raise self._gone(operation, limit_s)
         return {"number": number, **self._answer(line)}
@@ -115,7 +111,7 @@ class Hand:
             ticks: its start time, which no later process with this pid has.
 
         Raises:
-            HandUnable, HandGone, HarnessError: as for :meth:`ask`.
+            HandUnable, NodeUnreachable, HarnessError: as for :meth:`ask`.
         """
         number, line = self._request("kill", {"pid": pid, "ticks": ticks}, limit_s)
         if line is not None:
@@ -149,7 +145,7 @@ class Hand:
     ) -> tuple[int, Mapping[str, Any] | None]:
         """Make a request, and return its number and the line that answers it.
 
-        The line is None if none came in time, or the stream has ended first. Raises HandGone if
+        The line is None if none came in time, or the stream has ended first. Raises NodeUnreachable if
         the stream had ended before.
         """
         number = next(self._numbers)
@@ -162,20 +158,20 @@ class Hand:
         finally:
             self._awaited.discard(number)
 
-    def _gone(self, operation: str, limit_s: float) -> HandGone:
+    def _gone(self, operation: str, limit_s: float) -> NodeUnreachable:
         """Return the error of a request without an answer."""
         why = self._end_reason or f"it did not answer {operation} within {limit_s:g} s"
-        return HandGone(f"{self.name}: {why}")
+        return NodeUnreachable(f"{self.name}: {why}")
 
     def _send(self, number: int, operation: str, fields: Mapping[str, Any]) -> None:
-        """Send a request. Raises HandGone if the stream has ended."""
+        """Send a request. Raises NodeUnreachable if the stream has ended."""
         line = json.dumps({"number": number, "do": operation, **fields}).encode() + b"\n"
         try:
             with self._send_lock:
                 self._stream.send(line)
         except OSError as error:
             self._note_end(str(error))
-            raise HandGone(f"{self.name}: {self._end_reason}") from None
+            raise NodeUnreachable(f"{self.name}: {self._end_reason}") from None
 
     # -- the reading thread ------------------------------------------------------------------------
 
@@ -204,7 +200,7 @@ class Hand:
                 self._take(line)
             if time.monotonic() - pinged_s >= PING_S:
                 pinged_s = time.monotonic()
-                with contextlib.suppress(HandGone):
+                with contextlib.suppress(NodeUnreachable):
                     self._send(next(self._numbers), "ping", {})
 
     def _take(self, line: bytes) -> None:

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from chaoskit.attach.hands.attached_stream import AttachedStream
-from chaoskit.attach.hands.hand import Hand, HandGone, OnEvent
+from chaoskit.attach.hands.hand import Hand, OnEvent
 from chaoskit.attach.hands.hand_container import (
     PREFIX,
     PROCESSES,
@@ -28,7 +28,7 @@ from chaoskit.attach.hands.hand_container import (
     refusal_of_pod,
     user_of,
 )
-from chaoskit.errors import HarnessError
+from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 
 #: Seconds in which a hand must run. Its node pulls the image first.
@@ -130,10 +130,10 @@ def _start(
     hand = Hand(f"{name} in {pod.name}", _attach(api, pod.name, name), on_event)
     try:
         hand.ask("hello")
-    except HandGone:
+    except NodeUnreachable:
         hand.close()
         problem = hand_status(_present(api, pod), name).problem
-        raise HandGone(f"{hand.name} does not answer: {problem or 'see its log'}") from None
+        raise NodeUnreachable(f"{hand.name} does not answer: {problem or 'see its log'}") from None
     except BaseException:
         hand.close()
         raise

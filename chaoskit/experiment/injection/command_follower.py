@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from chaoskit.errors import NodeUnreachable
 from chaoskit.experiment.injection.command_rules import CommandLogs
 from chaoskit.experiment.injection.injection import Injection, InjectionState
 from chaoskit.experiment.injection.injector import GONE, Injector
@@ -29,7 +30,6 @@ from chaoskit.stacks.ranks import Seat, seats, seats_by_node
 from chaoskit.substrate.core.base import CommandCluster
 from chaoskit.substrate.core.launched_ranks import VARIABLES, strength
 from chaoskit.substrate.core.processes import HOST, Process
-from chaoskit.substrate.supervisor.client import SupervisorGone
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd
 from chaoskit.wire.messages import Message
@@ -351,7 +351,7 @@ class CommandFollower:
         ``GONE``, once the command runner would have reported more.
         """
         process, command_process = target.process, (target.node, target.pid)
-        with contextlib.suppress(SupervisorGone):  # the end of its node is not proved yet
+        with contextlib.suppress(NodeUnreachable):  # the end of its node is not proved yet
             if (status := process.kernel.exit_status(process)) is not None:
                 target.tell_exit(ProcessExit(*describe_status(status)), time.monotonic_ns())
             elif command_process in self._command_ends:
@@ -375,13 +375,13 @@ class CommandFollower:
         ]
         if not due or len(self.exits) == len(self._cluster.nodes):
             return
-        with contextlib.suppress(SupervisorGone):  # until a node answers, or its end is proved
+        with contextlib.suppress(NodeUnreachable):  # until a node answers, or its end is proved
             self._strike(due, cleanups)
 
     def _strike(self, due: Sequence[Injection], cleanups: contextlib.ExitStack) -> None:
         """Strike those of the faults whose process exists and is confirmed.
 
-        Raises SupervisorGone if a node does not answer; no fault has acted then.
+        Raises NodeUnreachable if a node does not answer; no fault has acted then.
         """
         seats_by_rank = self._seats()
         strikes: list[tuple[Injection, Target]] = []
@@ -406,7 +406,7 @@ class CommandFollower:
             self._watch(FaultStruck(injection.fault_id))
 
     def _seats(self) -> dict[int, Seat]:
-        """Return the process of each rank. Raises SupervisorGone if a node does not answer."""
+        """Return the process of each rank. Raises NodeUnreachable if a node does not answer."""
         nodes = self._cluster.nodes
         return seats({node: self._cluster.ranks(node) for node in nodes}) or seats_by_node(
             {node: self._cluster.node(node) for node in nodes}

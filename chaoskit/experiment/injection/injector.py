@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.errors import BadInput, FaultBroken, HarnessError
+from chaoskit.errors import BadInput, FaultBroken, HarnessError, NodeUnreachable
 from chaoskit.experiment.injection.injection import Injection, InjectionState
 from chaoskit.faults.base import Fault, fault_id
 from chaoskit.faults.evidence import Evidence
@@ -27,7 +27,6 @@ from chaoskit.faults.target import ProcessExit, Target
 from chaoskit.journal import Journal
 from chaoskit.process.linux import undisturbed
 from chaoskit.substrate.core.processes import Process
-from chaoskit.substrate.supervisor.client import SupervisorGone
 from chaoskit.vocabulary import Event
 
 #: The end of a process whose exit status is not known.
@@ -191,7 +190,7 @@ class Injector:
         for _, target in self.in_force:
             if target is new_target or target.gone_ns or not target.injected_ns:
                 continue
-            with contextlib.suppress(SupervisorGone):  # the state of the process is not known
+            with contextlib.suppress(NodeUnreachable):  # the state of the process is not known
                 if target.process.is_gone():
                     target.gone_ns = time.monotonic_ns()
 

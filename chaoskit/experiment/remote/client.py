@@ -21,7 +21,7 @@ from typing import Protocol
 
 import msgspec
 
-from chaoskit.errors import BadInput, HarnessError
+from chaoskit.errors import BadInput, HarnessError, NodeUnreachable
 from chaoskit.experiment.injection.command_follower import FaultStruck, LogRead
 from chaoskit.experiment.injection.job_follower import Watch
 from chaoskit.experiment.plan.command_plan import CommandExperiment, needed_directories
@@ -53,7 +53,7 @@ from chaoskit.substrate.core.actions import Action
 from chaoskit.substrate.core.demand import RunDemand
 from chaoskit.substrate.core.external_commands import LocalCommands
 from chaoskit.substrate.core.processes import Process
-from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.client import SupervisorLink
 from chaoskit.substrate.supervisor.messages import LineClosed, LineData, Program
 from chaoskit.substrate.supervisor.remote_node import kind_name
 from chaoskit.substrate.supervisor.resumable_stream import PATIENCE_S
@@ -454,7 +454,9 @@ class RemoteHost:
             if not link.is_open():
                 loss_in_words = f"{link.name} has ended, and with it the driver of the run"
             end_reason = self._place.explain_end()
-            return SupervisorGone(f"{loss_in_words}: {end_reason}" if end_reason else loss_in_words)
+            return NodeUnreachable(
+                f"{loss_in_words}: {end_reason}" if end_reason else loss_in_words
+            )
         log = self._directory / "log" / "driver.log"
         lines = (
             log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:] if log.is_file() else []

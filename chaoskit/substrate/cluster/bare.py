@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from chaoskit.config import disk_directory
-from chaoskit.errors import HarnessError
+from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.substrate.cluster.command_runner import LOOK, CommandSpec
 from chaoskit.substrate.cluster.network import Network
 from chaoskit.substrate.cluster.nodes import BaseCluster
@@ -21,7 +21,6 @@ from chaoskit.substrate.core.actions import Backend
 from chaoskit.substrate.core.command_environment import CommandEnvironment
 from chaoskit.substrate.core.launched_ranks import LaunchedRank
 from chaoskit.substrate.core.processes import Process
-from chaoskit.substrate.supervisor.client import SupervisorGone
 from chaoskit.wire.messages import Message
 
 _FAREWELL_S = 3.0  # time that a command runner gets to end its processes
@@ -225,5 +224,5 @@ def _no_coordinator() -> NoReturn:
 
 def _send_signal(process: Process, signum: int) -> None:
     """Send a signal to a process, unless it or the supervisor of its node is gone."""
-    with contextlib.suppress(ProcessLookupError, SupervisorGone):
+    with contextlib.suppress(ProcessLookupError, NodeUnreachable):
         process.signal(signum)

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from chaoskit.errors import HarnessError, Refused
+from chaoskit.errors import HarnessError, NodeUnreachable, Refused
 from chaoskit.process.linux import await_readable, describe_status
 from chaoskit.substrate.cluster.network import COORDINATOR, Network
 from chaoskit.substrate.cluster.node_files import NodeFiles
 from chaoskit.substrate.cluster.nodes import BaseCluster
 from chaoskit.substrate.core.actions import Backend
 from chaoskit.substrate.core.processes import Kernel, Process
-from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.client import SupervisorLink
 from chaoskit.wire import frames, messages
 from chaoskit.wire.injection_line import InjectionDoor
 from chaoskit.wire.messages import Message, ObserverHello, Welcome
@@ -43,13 +43,13 @@ class StartsAgents(Protocol):
     def link(self, station: str) -> SupervisorLink:
         """Return the link to the supervisor of a node or the coordinator.
 
-        Raises SupervisorGone if there is none any more.
+        Raises NodeUnreachable if there is none any more.
         """
 
     def kernel(self, station: str) -> Kernel:
         """Return the kernel that runs the processes of a node or the coordinator.
 
-        Raises SupervisorGone if there is no such node any more.
+        Raises NodeUnreachable if there is no such node any more.
         """
 
     def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
@@ -103,7 +103,7 @@ def _is_gone(process: Process) -> bool:
 
     A node that is being removed may not report it at once.
     """
-    with contextlib.suppress(SupervisorGone):
+    with contextlib.suppress(NodeUnreachable):
         return process.is_gone()
     return False
 
@@ -229,14 +229,14 @@ class JobCluster(BaseCluster):
             self._first_coordinator = self._coordinator = process
             self.address, self.store_port = self._network.address, self._network.store[1]
             self._listen_to_supervisor(COORDINATOR)
-        except SupervisorGone:
+        except NodeUnreachable:
             pass
         return True
 
     def _describe_end(self) -> str:
         """Return a phrase about the end of the last coordinator, with its exit status if known."""
         status = None
-        with contextlib.suppress(SupervisorGone):  # its exit status is unknown
+        with contextlib.suppress(NodeUnreachable):  # its exit status is unknown
             link = self._substrate.link(COORDINATOR)
             status = link.exits.get(self._coordinator.pid) if link.is_open() else None
         return "the coordinator is gone" + (
@@ -249,7 +249,7 @@ class JobCluster(BaseCluster):
         These are the current coordinator, the process of a worker, and the end of the job.
         """
         if isinstance(message, Welcome):
-            with contextlib.suppress(SupervisorGone):  # it is lost already, and another follows
+            with contextlib.suppress(NodeUnreachable):  # it is lost already, and another follows
                 self._coordinator = self._substrate.kernel(COORDINATOR).find(message.pid)
         elif isinstance(message, messages.WorkerReady):
             worker = message.node, message.endpoint.pid
@@ -312,7 +312,7 @@ class JobCluster(BaseCluster):
     def heard(self) -> Iterator[None]:
         """Let the running event loop handle unasked messages of supervisors inside a ``with``.
 
-        Raises SupervisorGone on entry if one of them is gone.
+        Raises NodeUnreachable on entry if one of them is gone.
         """
         with contextlib.ExitStack() as stack:
             self._listening = stack, set()
@@ -326,7 +326,7 @@ class JobCluster(BaseCluster):
     def _listen_to_supervisor(self, station: str) -> None:
         """Let the event loop read a supervisor's messages, if :meth:`heard` is active.
 
-        Raises SupervisorGone if the supervisor is gone.
+        Raises NodeUnreachable if the supervisor is gone.
         """
         link = self._substrate.link(station)
         if self._listening is not None and link not in self._listening[1]:

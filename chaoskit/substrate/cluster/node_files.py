@@ -12,11 +12,11 @@ from typing import Protocol
 import msgspec
 
 from chaoskit.config import RunConfig
-from chaoskit.errors import BadInput, HarnessError
+from chaoskit.errors import BadInput, HarnessError, NodeUnreachable
 from chaoskit.journal import Journal
 from chaoskit.substrate.cluster.network import COORDINATOR
 from chaoskit.substrate.core.base import Needs
-from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.client import SupervisorLink
 from chaoskit.substrate.supervisor.sources import Source
 from chaoskit.vocabulary import Event
 from chaoskit.wire.injection_line import InjectionDoor
@@ -199,7 +199,7 @@ class RemoteFiles:
         """
         try:
             self._link(station).settle(self.home(run_directory))
-        except SupervisorGone:
+        except NodeUnreachable:
             journal = Journal(run_directory / "journal", "substrate", role="substrate")
             journal.write(Event.RECORDS_CUT, node=station)
             journal.close("the record is written")

@@ -20,7 +20,7 @@ import msgspec
 from chaoskit.agent.agent import AgentSpec
 from chaoskit.config import RunConfig
 from chaoskit.coordinator.server import EXIT_OVER, CoordinatorSpec
-from chaoskit.errors import HarnessError, Refused
+from chaoskit.errors import HarnessError, NodeUnreachable, Refused
 from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate.cluster.bare import BareCluster
 from chaoskit.substrate.cluster.command_runner import CommandSpec
@@ -34,7 +34,7 @@ from chaoskit.substrate.core.demand import RunDemand
 from chaoskit.substrate.core.external_commands import ExternalCommands
 from chaoskit.substrate.core.processes import HOST, Kernel, Process
 from chaoskit.substrate.core.run_event import RunEvent
-from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.client import SupervisorLink
 from chaoskit.substrate.supervisor.messages import Program
 from chaoskit.substrate.undo import UndoLog, sweep
 from chaoskit.wire.coordinator_files import CoordinatorAddress
@@ -87,7 +87,7 @@ class SupervisedSubstrate:
     def link(self, station: str) -> SupervisorLink:
         """Return the link to the supervisor of a node or the coordinator.
 
-        Raises SupervisorGone if there is none any more.
+        Raises NodeUnreachable if there is none any more.
         """
         raise NotImplementedError
 
@@ -319,14 +319,14 @@ class SupervisedSubstrate:
         by_link: dict[SupervisorLink, list[Process]] = {}
         for station, process in programs:
             # a supervisor ends its processes by itself when its stream ends
-            with contextlib.suppress(SupervisorGone):
+            with contextlib.suppress(NodeUnreachable):
                 by_link.setdefault(self.link(station), []).append(process)
         pending = []
         for link, processes in by_link.items():
-            with contextlib.suppress(SupervisorGone):
+            with contextlib.suppress(NodeUnreachable):
                 pending.append((link, link.begin_end(processes, patience_s)))
         for link, number in pending:
-            with contextlib.suppress(SupervisorGone):
+            with contextlib.suppress(NodeUnreachable):
                 link.finish(number)
 
 

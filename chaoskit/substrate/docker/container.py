@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 
-from chaoskit.errors import HarnessError
+from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.process.linux import await_readable, socket_name
 from chaoskit.substrate.docker.image import Recipe
-from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.client import SupervisorLink
 from chaoskit.substrate.undo import ContainerEntry, UndoLog
 from chaoskit.substrate.undo.docker_janitor import endpoint, labels, owner, remove_container
 
@@ -133,9 +133,9 @@ class Container:
 
     @property
     def link(self) -> SupervisorLink:
-        """The link to the supervisor. Raises SupervisorGone if the container is gone."""
+        """The link to the supervisor. Raises NodeUnreachable if the container is gone."""
         if self._link is None:
-            raise SupervisorGone(f"the container of {self.station} is gone")
+            raise NodeUnreachable(f"the container of {self.station} is gone")
         return self._link
 
     def lives(self) -> bool:

@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from chaoskit.errors import BadInput, HarnessError
+from chaoskit.errors import BadInput, HarnessError, NodeUnreachable
 from chaoskit.substrate.cluster.bare import BareCluster, StartsCommands
 from chaoskit.substrate.cluster.network import Network
 from chaoskit.substrate.cluster.node_files import RemoteFiles
 from chaoskit.substrate.kubernetes.run_pods import RunPods
-from chaoskit.substrate.supervisor.client import ANSWER_S, SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.client import ANSWER_S, SupervisorLink
 from chaoskit.substrate.supervisor.sources import Source
 
 _LOOK_S = 0.25  # interval of checks
@@ -71,10 +71,10 @@ class PodCommandCluster(BareCluster):
             undone.pop_all()
 
     def _link(self, node: str) -> SupervisorLink:
-        """Return the link to the supervisor of a node. Raises SupervisorGone if it has none."""
+        """Return the link to the supervisor of a node. Raises NodeUnreachable if it has none."""
         pod = self._pods.pod(node)
         if pod.link is None:
-            raise SupervisorGone(f"the pod of {node} is gone")
+            raise NodeUnreachable(f"the pod of {node} is gone")
         return pod.link
 
     def _require_shared(self, shared: Path) -> None:
@@ -85,7 +85,7 @@ class PodCommandCluster(BareCluster):
             first.write(trial / "file", b"")
             apart = [node for node in self.nodes if not self._link(node).has_file(trial / "file")]
             first.remove_directory(trial)
-        except SupervisorGone:
+        except NodeUnreachable:
             raise
         except HarnessError as error:
             raise BadInput("shared", str(shared.parent), f"{remedy}: {error}") from None
@@ -125,7 +125,7 @@ class PodCommandCluster(BareCluster):
             return True
         self._pods.note_end(node)  # its time is that of the loss, not of the next check
         runner = self._runners[node]
-        with contextlib.suppress(SupervisorGone):  # the end of its pod is not proved yet
+        with contextlib.suppress(NodeUnreachable):  # the end of its pod is not proved yet
             link = self._link(node)
             if link.is_open() and runner.pid not in link.exits:
                 return False
@@ -150,7 +150,7 @@ class PodCommandCluster(BareCluster):
     def heard(self) -> Iterator[None]:
         """Let the running event loop read the reports of supervisors, and check the pods.
 
-        Raises SupervisorGone on entry if one of them is gone.
+        Raises NodeUnreachable on entry if one of them is gone.
         """
         with contextlib.ExitStack() as reading:
             for node in self.nodes:
@@ -190,7 +190,7 @@ class PodCommandCluster(BareCluster):
                 since_s = self._silent_since_s.setdefault(node, now_s)
                 if now_s - since_s > SILENT_S:
                     self._silent_since_s[node] = math.inf  # once
-                    with contextlib.suppress(SupervisorGone):
+                    with contextlib.suppress(NodeUnreachable):
                         self._pods.note_silent(node, int(since_s * 1e9))
 
     # -- the end -----------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from chaoskit.errors import NodeUnreachable
 from chaoskit.journal import Journal
 from chaoskit.substrate.kubernetes.pods.actions import ANSWER_S
 from chaoskit.substrate.kubernetes.pods.pod_placement import AVOID_S
 from chaoskit.substrate.kubernetes.pods.pods import Pod, SessionPods
-from chaoskit.substrate.supervisor.client import SupervisorGone
 from chaoskit.vocabulary import Event
 
 _LOOK_S = 0.25  # interval of checks
@@ -35,15 +35,15 @@ class RunPods:
         self._pods, self.tell = pods, tell
 
     def pod(self, station: str) -> Pod:
-        """Return the pod of a station. Raises SupervisorGone if it has none any more."""
+        """Return the pod of a station. Raises NodeUnreachable if it has none any more."""
         if (pod := self._pods.get(station)) is None:
-            raise SupervisorGone(f"the pod of {station} is gone")
+            raise NodeUnreachable(f"the pod of {station} is gone")
         return pod
 
     def together(self, node: str, nodes: Sequence[str]) -> tuple[str, ...]:
         """Return those of ``nodes`` whose pods are on the machine of a node's pod.
 
-        Raises SupervisorGone if that node has no pod any more.
+        Raises NodeUnreachable if that node has no pod any more.
         """
         stations = {pod.station for pod in self._pods.on(self.pod(node).machine)}
         return tuple(other for other in nodes if other in stations)
@@ -69,7 +69,7 @@ class RunPods:
 
     @contextlib.contextmanager
     def doubted(self, station: str) -> Iterator[None]:
-        """Make queries about the processes of a station raise SupervisorGone inside a ``with``."""
+        """Make queries about the processes of a station raise NodeUnreachable inside a ``with``."""
         pod = self._pods.get(station)
         before = pod.kernel.is_doubted if pod is not None else False
         if pod is not None:
@@ -88,7 +88,7 @@ class RunPods:
     def note_silent(self, station: str, since_ns: int = 0) -> None:
         """Note that the supervisor of a station does not answer: its pod is lost, and is deleted.
 
-        Raises SupervisorGone if it has no pod any more.
+        Raises NodeUnreachable if it has no pod any more.
 
         Args:
             since_ns: monotonic time of the first question without an answer; 0 for now.

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from chaoskit.config import RunConfig
-from chaoskit.errors import BadInput, HarnessError
+from chaoskit.errors import BadInput, HarnessError, NodeUnreachable
 from chaoskit.process.linux import current_test
 from chaoskit.substrate.cluster.bare import BareCluster
 from chaoskit.substrate.cluster.job_cluster import JobCluster
@@ -53,7 +53,7 @@ from chaoskit.substrate.kubernetes.pods.pods import Pod, SessionPods
 from chaoskit.substrate.kubernetes.preflight import FirstRefusal, Preflight, require_possible
 from chaoskit.substrate.kubernetes.run_pods import RunPods
 from chaoskit.substrate.kubernetes.session import Session
-from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.client import SupervisorLink
 from chaoskit.substrate.supervisor.remote_node import (
     BackendAway,
     KernelAway,
@@ -127,7 +127,7 @@ class KubernetesSubstrate(SupervisedSubstrate):
 
     def link(self, station: str) -> SupervisorLink:
         if (link := self._pod(station).link) is None:
-            raise SupervisorGone(f"the pod of {station} is gone")
+            raise NodeUnreachable(f"the pod of {station} is gone")
         return link
 
     def links(self) -> Mapping[str, SupervisorLink]:
@@ -272,7 +272,7 @@ class KubernetesSubstrate(SupervisedSubstrate):
         return RunPods(self._pods, self._tell)
 
     def _pod(self, station: str) -> Pod:
-        """Return the pod of a station. Raises SupervisorGone if it has none any more."""
+        """Return the pod of a station. Raises NodeUnreachable if it has none any more."""
         return self.run_pods.pod(station)
 
     @property
@@ -318,7 +318,7 @@ class KubernetesSubstrate(SupervisedSubstrate):
         address = msgspec.json.encode(CoordinatorAddress(network.address, network.store))
         for node in nodes:
             # an agent that does not get the address gives up after its own time limit
-            with contextlib.suppress(SupervisorGone):
+            with contextlib.suppress(NodeUnreachable):
                 self.link(node).write_unanswered(
                     address_file(self.files.home(run_directory)), address
                 )

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from chaoskit.errors import HarnessError
+from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.journal.writer import own_version
 from chaoskit.process.linux import await_readable, socket_name
 from chaoskit.process.run_clock import clock_id
@@ -73,10 +73,6 @@ _LOOK_S = 0.05  # interval of checks for a sign of life
 _decode = frames.decoder(Report)
 
 
-class SupervisorGone(HarnessError):
-    """Error of a request to a supervisor that is gone or is taken to be gone."""
-
-
 class LineHandler(Protocol):
     """Handler of the numbered lines of a door.
 
@@ -113,7 +109,7 @@ class Listener:
 
         Nothing is raised if the supervisor is gone.
         """
-        with contextlib.suppress(SupervisorGone):  # the socket is gone with it
+        with contextlib.suppress(NodeUnreachable):  # the socket is gone with it
             self._link.request(CloseListener, self.number, answer_type=None)
 
 
@@ -220,7 +216,7 @@ class SupervisorLink:
     def begin_end(self, programs: Sequence[Process], patience_s: float) -> int:
         """Request the end of programs and of everything that they have started.
 
-        Return the number of the request for :meth:`finish`. Raises SupervisorGone if the stream has
+        Return the number of the request for :meth:`finish`. Raises NodeUnreachable if the stream has
         ended.
 
         Args:
@@ -235,7 +231,7 @@ class SupervisorLink:
     def finish(self, number: int) -> None:
         """Wait until the request with this number is done.
 
-        Raises HarnessError if it failed or no data come for a minute, and SupervisorGone if the
+        Raises HarnessError if it failed or no data come for a minute, and NodeUnreachable if the
         stream ends first.
         """
         self._answer(number)
@@ -279,7 +275,7 @@ class SupervisorLink:
         self.request(WriteFile, str(path), data, answer_type=None)
 
     def has_file(self, path: Path) -> bool:
-        """Return whether a file is on the node. Raises SupervisorGone if the supervisor is gone."""
+        """Return whether a file is on the node. Raises NodeUnreachable if the supervisor is gone."""
         is_there: bool = self.request(FindFile, str(path), answer_type=bool)
         return is_there
 
@@ -323,7 +319,7 @@ class SupervisorLink:
 
         Raises:
             HarnessError: if not all has arrived.
-            SupervisorGone: if the supervisor is gone; what it had not sent is lost.
+            NodeUnreachable: if the supervisor is gone; what it had not sent is lost.
         """
         mirror = self._mirrors.get(str(remote_directory))
         if mirror is None:
@@ -353,7 +349,7 @@ class SupervisorLink:
 
         Raises:
             ProcessLookupError: if the process that it concerns is gone.
-            SupervisorGone: if the stream has ended, or ends first.
+            NodeUnreachable: if the stream has ended, or ends first.
             HarnessError: if the request failed, or no data come for a minute.
         """
         number = self._number()
@@ -369,7 +365,7 @@ class SupervisorLink:
             return self._last_number
 
     def _send(self, request: Request, *descriptors: int) -> None:
-        """Send a request with descriptors. Raises SupervisorGone if the stream has ended.
+        """Send a request with descriptors. Raises NodeUnreachable if the stream has ended.
 
         Any other exception ends the stream, as half a message may have been sent.
         """
@@ -381,7 +377,7 @@ class SupervisorLink:
                     data = data[sent:]
                 self._connection.sendall(data)
         except OSError as error:
-            raise SupervisorGone(f"{self.name} is gone: {error}") from error
+            raise NodeUnreachable(f"{self.name} is gone: {error}") from error
         except BaseException:  # a later message would be read as the rest of this one
             self._disconnect()
             raise
@@ -391,16 +387,16 @@ class SupervisorLink:
 
         Raises:
             ProcessLookupError: if the process of the request is gone.
-            SupervisorGone: if the stream ends first, or no data come for a shorter ``answer_s``.
+            NodeUnreachable: if the stream ends first, or no data come for a shorter ``answer_s``.
             HarnessError: if the request failed, or no data come for a minute.
         """
         self._read_until(lambda: number in self._answers, self.answer_s)
         answer = self._answers.pop(number, None)
         if answer is None and self._is_over:
-            raise SupervisorGone(f"{self.name} is gone")
+            raise NodeUnreachable(f"{self.name} is gone")
         if answer is None:
             silence = f"{self.name} did not answer for {self.answer_s:g} s"
-            raise HarnessError(silence) if self.answer_s == ANSWER_S else SupervisorGone(silence)
+            raise HarnessError(silence) if self.answer_s == ANSWER_S else NodeUnreachable(silence)
         if isinstance(answer, RequestFailed):
             raise ProcessLookupError(answer.error) if answer.is_gone else HarnessError(answer.error)
         return answer
@@ -445,10 +441,10 @@ class SupervisorLink:
     def heard(self) -> Iterator[None]:
         """Let the running event loop read the stream, too, for the duration of a ``with``.
 
-        All lines of the door end with it. Raises SupervisorGone if the stream has ended before.
+        All lines of the door end with it. Raises NodeUnreachable if the stream has ended before.
         """
         if self._is_over:
-            raise SupervisorGone(f"{self.name} is gone")
+            raise NodeUnreachable(f"{self.name} is gone")
         assert self._loop is None, "another event loop already reads the stream"
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._connection, self._read)
@@ -601,7 +597,7 @@ class SupervisorLink:
         self, message: LineData | LineClosed | FilesTaken | CrashContainer | AskAlive | WriteFile
     ) -> None:
         """Send a message that has no answer. Nothing is raised if the stream has ended."""
-        with contextlib.suppress(SupervisorGone):  # the reader detects its end
+        with contextlib.suppress(NodeUnreachable):  # the reader detects its end
             self._send(message)
 
 

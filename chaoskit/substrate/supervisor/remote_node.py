@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from chaoskit.errors import HarnessError
+from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.process.linux import TcpTroubles
 from chaoskit.substrate.core.actions import CONTROLLERS, Action, Applied
 from chaoskit.substrate.core.launched_ranks import LaunchedRank
 from chaoskit.substrate.core.processes import Process, Thread
-from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.client import SupervisorLink
 from chaoskit.substrate.supervisor.messages import (
     ApplyAction,
     AskKernel,
@@ -66,7 +66,7 @@ class KernelAway:
     ) -> Answer:
         """Return the supervisor's answer about a process, or ``if_gone`` if the node is over.
 
-        Raises SupervisorGone if the supervisor is gone or doubted, and its processes may still run.
+        Raises NodeUnreachable if the supervisor is gone or doubted, and its processes may still run.
         """
         if not self._is_over:
             assert self._link is not None
@@ -76,17 +76,17 @@ class KernelAway:
                     AskKernel, question, pid, ticks, answer_type=answer_type
                 )
                 return answer
-            except SupervisorGone:
+            except NodeUnreachable:
                 if not (self._link.has_left or self._node_is_over()):
                     raise
                 self.end()
         return if_gone
 
     def _require_undoubted(self) -> None:
-        """Raise SupervisorGone if the supervisor is doubted."""
+        """Raise NodeUnreachable if the supervisor is doubted."""
         assert self._link is not None
         if self.is_doubted and self._link.is_open():
-            raise SupervisorGone(f"{self._link.name} may be gone")
+            raise NodeUnreachable(f"{self._link.name} may be gone")
 
     def find(self, pid: int) -> Process:
         if_gone: _ProcessFields = (pid, None, "")
@@ -104,7 +104,7 @@ class KernelAway:
                 self._require_undoubted()
                 self._link.request(SendSignal, process.pid, process.ticks, signum, answer_type=None)
                 return
-            except SupervisorGone:
+            except NodeUnreachable:
                 if not (self._link.has_left or self._node_is_over()):
                     raise
                 self.end()
@@ -167,7 +167,7 @@ class BackendAway:
 
     def release(self, node: str | None = None) -> None:
         for name in self._nodes if node is None else {node} & self._nodes:
-            with contextlib.suppress(SupervisorGone):  # it lifts all of them when its stream ends
+            with contextlib.suppress(NodeUnreachable):  # it lifts all of them when its stream ends
                 self._link(name).request(ReleaseNode, name, answer_type=None)
 
     def close(self) -> None:

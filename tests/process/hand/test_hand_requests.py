@@ -14,8 +14,8 @@ import pytest
 from support.hand.client import AS_USER, directory, no_namespaces, public_python
 from support.waiting import wait_until
 
-from chaoskit.attach.hands.hand import PING_S, Hand, HandGone, HandUnable
-from chaoskit.errors import HarnessError
+from chaoskit.attach.hands.hand import PING_S, Hand, HandUnable
+from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.process.linux import is_ending, start_ticks
 
 
@@ -130,7 +130,7 @@ def test_a_hand_that_ends_is_known_at_once(sleeper: subprocess.Popen[bytes]) -> 
         client.ask("hello")
         process.kill()
         wait_until(lambda: not client.is_open, "the end of the hand")
-        with pytest.raises(HandGone):
+        with pytest.raises(NodeUnreachable):
             client.ask("hello")
 
 
@@ -138,7 +138,7 @@ def test_a_hand_without_an_answer_is_gone_after_the_limit() -> None:
     with hand() as (client, process):
         client.ask("hello")
         process.send_signal(signal.SIGSTOP)
-        with pytest.raises(HandGone, match=r"did not answer hello within 0\.2 s"):
+        with pytest.raises(NodeUnreachable, match=r"did not answer hello within 0\.2 s"):
             client.ask("hello", limit_s=0.2)
         process.send_signal(signal.SIGCONT)
 

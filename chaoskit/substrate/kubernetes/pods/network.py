@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from chaoskit.errors import BadInput, HarnessError
+from chaoskit.errors import BadInput, HarnessError, NodeUnreachable
 from chaoskit.substrate.cluster.network import COORDINATOR, PlainNetwork
 from chaoskit.substrate.core.actions import Action, Applied, Backend
 from chaoskit.substrate.core.echo import EchoProbe
@@ -18,7 +18,7 @@ from chaoskit.substrate.core.traffic import Block, Change, Degrade, Narrow, Unpl
 from chaoskit.substrate.kubernetes.options import VARIABLE
 from chaoskit.substrate.kubernetes.pods.pods import Pod
 from chaoskit.substrate.network.packets import DropReceived, HoldReceived, SendEchoes
-from chaoskit.substrate.supervisor.client import Listener, SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.client import Listener, SupervisorLink
 from chaoskit.substrate.supervisor.messages import AskEchoes
 from chaoskit.substrate.supervisor.remote_node import AppliedAway, apply_away, why_not
 from chaoskit.substrate.supervisor.stream import watch
@@ -54,7 +54,7 @@ class PodNetwork(PlainNetwork):
     Args:
         coordinator: link to the coordinator's supervisor.
         port: port of the coordinator; 0 for a free one.
-        pod: returns the pod of a station; raises SupervisorGone if it has none.
+        pod: returns the pod of a station; raises NodeUnreachable if it has none.
     """
 
     interface = "eth0"
@@ -75,7 +75,7 @@ class PodNetwork(PlainNetwork):
         host = self.host(COORDINATOR)
         try:
             listener = coordinator.listen(host, port)
-        except SupervisorGone:
+        except NodeUnreachable:
             raise
         except HarnessError as error:
             if not port:
@@ -135,7 +135,7 @@ class _HelperProbe:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            with contextlib.suppress(SupervisorGone):
+            with contextlib.suppress(NodeUnreachable):
                 self._sending.lift()
 
 
@@ -146,7 +146,7 @@ class PodPackets:
     out.
 
     Args:
-        pod: returns the pod of a station; raises SupervisorGone if it has none.
+        pod: returns the pod of a station; raises NodeUnreachable if it has none.
     """
 
     actions: frozenset[type[Action]] = frozenset(_ACTION_IN_POD)
@@ -178,7 +178,7 @@ class PodPackets:
 
     def _find_pod(self, station: str) -> Pod | None:
         """Return the pod of a station, or None if it is gone."""
-        with contextlib.suppress(SupervisorGone):
+        with contextlib.suppress(NodeUnreachable):
             return self._pod(station)
         return None
 
