@@ -111,9 +111,10 @@ class InputFiles:
             stamp = (file_state.st_mtime_ns, file_state.st_size, file_state.st_ino)
             cached = self._digests.get(path)
             if cached is None or cached[0] != stamp:
-                is_small = file_state.st_size <= _CONTENT_BYTES_MAX
+                # a file of the kernel has no size, and a read of it may wait for ever
+                is_read = 0 < file_state.st_size <= _CONTENT_BYTES_MAX
                 digest = (
-                    hashlib.sha256(Path(path).read_bytes()).hexdigest() if is_small else repr(stamp)
+                    hashlib.sha256(Path(path).read_bytes()).hexdigest() if is_read else repr(stamp)
                 )
                 cached = self._digests[path] = (stamp, digest)
             digests[path] = cached[1]

@@ -162,6 +162,13 @@ def test_files_that_say_nothing_are_not_looked_at(place: Path, path: str) -> Non
     assert not differing(before, inputs.look(experiment))
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may open the log of the kernel")
+def test_a_file_of_the_kernel_is_not_read(place: Path) -> None:
+    """A read of ``/proc/kmsg`` waits for the next message."""
+    assert "/proc/kmsg" in InputFiles(place / "runs").look(planned(place, "/proc/kmsg"))
+
+
 def test_files_that_are_too_many_leave_no_twin_for_others(
     chaos: Chaos, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -430,7 +430,7 @@ def test_the_kernel_kills_a_rank_for_its_memory(chaos: Chaos, phase: str) -> Non
 
 def test_a_memory_error_ends_one_rank_only(chaos: Chaos) -> None:
     outcome = run(chaos, OutOfMemory(rank=1, at_step=AT, phase="backward", how="error"))
-    assert effect_of(outcome) == "the process ended with MemoryError"
+    assert effect_of(outcome).startswith("the process ended with MemoryError (")
     assert len(outcome.recoveries) == 1
 
 
