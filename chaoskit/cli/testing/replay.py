@@ -58,7 +58,9 @@ def replay(
     ] = True,
     substrate: Annotated[
         str,
-        typer.Option(help="local, netns or docker. Default: the first that supports the faults."),
+        typer.Option(
+            help="local, netns, docker or kubernetes. Default: the first that supports the faults."
+        ),
     ] = "",
     report: Annotated[
         Path | None, typer.Option(help="Directory for journals, outcomes and minimal.json.")

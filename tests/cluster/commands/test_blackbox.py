@@ -24,7 +24,7 @@ from chaoskit.errors import BadInput, CommandFailed
 from chaoskit.experiment.plan.command_plan import plan_command
 from chaoskit.experiment.plan.planfile import save
 from chaoskit.experiment.twin.twin import Interrupted
-from chaoskit.process.linux import is_ending
+from chaoskit.journal import read_events
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.report.html import write_html
 from chaoskit.report.junit import write_junit
@@ -237,23 +237,27 @@ COUNTED = """
 import sys
 from pathlib import Path
 
-counter, how = Path(sys.argv[1]), sys.argv[2]
+counter, how = Path({counter!r}), sys.argv[1]
 number = int(counter.read_text()) if counter.exists() else 0
 counter.write_text(str(number + 1))
 again = how == "always" or (how == "first" and number == 0)
 steps = [*range(30), *(range(20, 40) if again else range(30, 40))]
 for step in steps:
-    quiet = {"silent": step > 0, "one": step == 7}.get(how, False) and number > 0
-    print(f"step {step}" + ("" if quiet else f" loss {1 / (step + 1):.6f}"), flush=True)
+    quiet = number > 0 and (how == "silent" and step > 0 or how == "one" and step == 7)
+    print("step", step, *(() if quiet else ("loss", round(1 / (step + 1), 6))), flush=True)
 """
 
 
 def counted(directory: Path, how: str) -> list[str]:
     """Return a script that counts its runs, and behaves differently in its first or in its later
     runs.
+
+    The script contains the path of the counter: an argument would name a file of the run alone on
+    nodes that have copies.
     """
-    (directory / "counted.py").write_text(COUNTED)
-    return [sys.executable, str(directory / "counted.py"), str(directory / "runs"), how]
+    script = directory / "counted.py"
+    script.write_text(COUNTED.format(counter=str(directory / "runs")))
+    return [sys.executable, str(script), how]
 
 
 def test_losses_that_one_step_of_many_shows_prove_nothing(chaos: Chaos, tmp_path: Path) -> None:
@@ -395,6 +399,7 @@ def test_a_frozen_node_goes_on_later(chaos: Chaos) -> None:
 @pytest.mark.promise(
     "a directory of this run and node alone, which faults of disks trouble unless they name another one"
 )
+@pytest.mark.not_in_pods("a directory of a pod cannot be put on a disk of its own without rights")
 def test_a_full_disk_ends_a_command_that_does_not_bear_it(chaos: Chaos) -> None:
     fault = DiskFull(rank=0, at_step=5)
     if reason := fault.unavailable():
@@ -468,7 +473,7 @@ def test_torchrun_on_two_networks_waits_out_a_cut(chaos: Chaos) -> None:
 @pytest.mark.slow
 @pytest.mark.promise("`chaoskit replay` runs it again, in the same working directory")
 @pytest.mark.costly
-def test_a_plan_of_a_command_is_replayed(tmp_path: Path) -> None:
+def test_a_plan_of_a_command_is_replayed(tmp_path: Path, substrate: str) -> None:
     """A plan is replayed by the command line, from another directory, with progress lines.
 
     The command names its script by a path that exists only in the working directory of the plan.
@@ -494,6 +499,7 @@ def test_a_plan_of_a_command_is_replayed(tmp_path: Path) -> None:
         str(tmp_path / "plan.json"),
         "--no-twin",
         "--json",
+        f"--substrate={substrate}",
     ]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run(
@@ -505,8 +511,10 @@ def test_a_plan_of_a_command_is_replayed(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == Verdict.FAILED.exit_code, done.stderr
-    assert set((tmp_path / "pwd").read_text().splitlines()) == {str(work.resolve())}
     (outcome,) = json.loads(done.stdout)["outcomes"]
+    (started,) = read_events(Path(outcome["directory"]) / "journal", Event.COMMAND_STARTED)
+    place = str(work.resolve())  # a node that does not see this host's files has a copy of it
+    assert (tmp_path / "pwd").read_text() == f"{started['paths'].get(place, place)}\n"
     assert outcome["faults"][0]["state"] == "confirmed"
     assert "Kill(rank=0, at_step=3) strikes" in done.stderr
 
@@ -518,10 +526,8 @@ import sys
 from pathlib import Path
 from chaoskit.experiment.harness import Harness
 from chaoskit.stacks import LogPatterns
-from chaoskit.stacks.course import went_back
-from chaoskit.substrate.local import LocalSubstrate
 
-harness = Harness(LocalSubstrate(), Path(sys.argv[1]))
+harness = Harness(sys.argv[3], Path(sys.argv[1]))
 harness.run(command=["sh", "-c", sys.argv[2]], watch=LogPatterns(step="step ([0-9]+)"), twin=False, nodes=2)
 """
 
@@ -529,26 +535,42 @@ harness.run(command=["sh", "-c", sys.argv[2]], watch=LogPatterns(step="step ([0-
 @pytest.mark.slow
 @pytest.mark.promise("all of that ends with the command, and with the test")
 @pytest.mark.costly
-def test_a_harness_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    """Processes in a session of their own end with the harness, too."""
-    pids = tmp_path / "pids"
-    script = f"setsid sh -c 'sleep 600 & echo $! $$ >> {pids}; wait' & echo $$ $! >> {pids}; echo step 1; wait"
+def test_a_harness_that_is_killed_leaves_no_process(tmp_path: Path, substrate: str) -> None:
+    """Processes in a session of their own end with the harness, too.
+
+    All processes of the command have inherited a lock, which is held as long as one of them lives.
+    """
+    started, lock = tmp_path / "started", tmp_path / "lock"
+    script = (
+        f"exec 9>>{lock}; flock --shared 9; "
+        f"setsid sh -c 'sleep 600 & echo $! $$ >> {started}; wait' & echo $$ $! >> {started}; "
+        "echo step 1; wait"
+    )
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     harness = subprocess.Popen(
-        [sys.executable, "-c", HARNESS, str(tmp_path / "run"), script], env=environment
+        [sys.executable, "-c", HARNESS, str(tmp_path / "run"), script, substrate], env=environment
     )
     try:
         wait_until(
-            lambda: pids.exists() and len(pids.read_text().split()) == 8,
+            lambda: started.exists() and len(started.read_text().split()) == 8,
             "the command has started",
             limit_s=START_S,
         )
-        started = {int(pid) for pid in pids.read_text().split()}
-        assert not any(map(is_ending, started))
+        assert not is_free(lock)
     finally:
         harness.kill()
         harness.wait()
-    wait_until(lambda: all(map(is_ending, started)), "the end of all that the command started")
+    wait_until(lambda: is_free(lock), "the end of all that the command started")
+
+
+def is_free(lock: Path) -> bool:
+    """Return whether no process holds a lock of this file."""
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def test_what_a_command_leaves_behind_ends_with_it(chaos: Chaos, tmp_path: Path) -> None:
@@ -556,8 +578,7 @@ def test_what_a_command_leaves_behind_ends_with_it(chaos: Chaos, tmp_path: Path)
     left_behind = f"setsid flock {lock} sleep 600 & until test -e {lock}; do sleep 0.01; done"
     outcome = run(chaos, ["sh", "-c", f"echo step 0; {left_behind}"], twin=False)
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
-    with lock.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert is_free(lock)
 
 
 # -- ranks found by nodes --------------------------------------------------------------------------

@@ -26,10 +26,10 @@ try:
     from helper import START
 except ImportError:
     pass
-with Path("metrics.txt").open("a") as file:
+with Path({metrics!r}).open("a") as file:
     file.write("a run\\n")
 for step in range(3):
-    print(f"step {step} loss {int(START) + step}", flush=True)
+    print("step", step, "loss", int(START) + step, flush=True)
 """
 
 
@@ -38,8 +38,16 @@ def place(tmp_path: Path) -> Path:
     """Return a working directory with a script that writes into it."""
     directory = tmp_path / "place"
     directory.mkdir()
-    (directory / "train.py").write_text(TRAIN)
+    (directory / "train.py").write_text(train(directory))
     return directory
+
+
+def train(place: Path) -> str:
+    """Return a script that adds a line to a file of its working directory.
+
+    It names the file by its path here: nodes may have a copy of the directory.
+    """
+    return TRAIN.format(metrics=str(place / "metrics.txt"))
 
 
 def run(chaos: Chaos, place: Path, *arguments: str) -> Outcome:
@@ -65,7 +73,7 @@ def test_a_twin_is_run_once_although_the_command_writes_files(chaos: Chaos, plac
 def test_a_file_that_another_command_writes_is_an_input(chaos: Chaos, place: Path) -> None:
     """A configuration that one command writes is an input of the command that reads it."""
     (place / "prepare.py").write_text(
-        f"from pathlib import Path; Path('config.txt').write_text('1')\n{TRAIN}"
+        f"from pathlib import Path; Path('config.txt').write_text('1')\n{train(place)}"
     )
     run(chaos, place, "prepare.py")
     for start in ("1", "2"):
@@ -76,6 +84,7 @@ def test_a_file_that_another_command_writes_is_an_input(chaos: Chaos, place: Pat
 @pytest.mark.promise(
     "The twin is run again where a variable or a file has changed on which the command may depend"
 )
+@pytest.mark.not_in_pods("variables of pytest are not passed to pods")
 def test_a_variable_belongs_to_a_twin(
     chaos: Chaos, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from rich.console import Console
 from chaoskit import BadInput, Harness, HarnessError, LogPatterns, Outcome, Verdict
 from chaoskit.errors import error_line, long_notes
 from chaoskit.experiment.directory import judge_directory
+from chaoskit.pytest_plugin import Stock
 from chaoskit.report.html import write_html
 from chaoskit.report.junit import write_junit
 from chaoskit.report.store import decode_outcome, encode_outcome
@@ -190,10 +190,9 @@ def test_ranks_that_wait_after_a_restart_have_a_hint(
 # -- runs ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-    with Harness("local", tmp_path_factory.mktemp("runs")) as harness:
-        yield harness
+@pytest.fixture
+def harness(substrate: str, chaos_stock: Stock) -> Harness:
+    return chaos_stock.harness(substrate)
 
 
 def shell(
@@ -304,7 +303,7 @@ def test_a_limit_that_is_none_is_refused(harness: Harness, seconds: float) -> No
 
 
 @pytest.mark.costly
-def test_pytest_shows_why_a_command_failed(pytester: pytest.Pytester) -> None:
+def test_pytest_shows_why_a_command_failed(pytester: pytest.Pytester, substrate: str) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -316,7 +315,9 @@ def test_pytest_shows_why_a_command_failed(pytester: pytest.Pytester) -> None:
             chaos.run(command=command, watch=LogPatterns(step=r"step (\\\\d+)"), twin=twin)
         """
     )
-    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--tb=short")
+    done = pytester.runpytest_subprocess(
+        "-p", "no:cacheprovider", "--tb=short", f"--chaos-substrate={substrate}"
+    )
     broken, judged = done.stdout.str().partition("test_one[False]")[::2]
     assert "ended with status 1: KeyError: 17; see " in broken
     for text in (broken, judged):
