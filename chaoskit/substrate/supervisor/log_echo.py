@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 #: A writable pipe accepts this many bytes without blocking (PIPE_BUF).
@@ -31,33 +32,47 @@ class LogEcho:
         if len(unfinished) >= _WRITE_BYTES:
             lines, unfinished = [*lines, unfinished], b""
         self._unfinished[name] = unfinished
-        for line in lines:
-            self._print(name, line)
+        self._print(name, lines)
 
     def finish(self) -> None:
         """Print the remaining unfinished lines."""
         for name, unfinished in self._unfinished.items():
             if unfinished:
-                self._print(name, unfinished)
+                self._print(name, [unfinished])
         self._unfinished.clear()
 
-    def _print(self, name: str, line: bytes) -> None:
-        """Print a line or count it as left out. Report left-out lines before the next one."""
+    def _print(self, name: str, lines: Iterable[bytes]) -> None:
+        """Print lines in blocks that one write accepts: a write for each line takes too long."""
+        prefix = f"[{PurePath(name).stem}] ".encode()
+        block = list[bytes]()
+        size_bytes = 0
+        for line in lines:
+            printed = (prefix + line)[: _WRITE_BYTES - 1] + b"\n"
+            if size_bytes + len(printed) > _WRITE_BYTES:
+                self._print_block(block)
+                block, size_bytes = [], 0
+            block.append(printed)
+            size_bytes += len(printed)
+        if block:
+            self._print_block(block)
+
+    def _print_block(self, lines: Sequence[bytes]) -> None:
+        """Print whole lines or count them as left out. Report left-out lines before the next one."""
         if self._left_out_lines and self._write(
-            b"[chaoskit] %d lines were left out" % self._left_out_lines
+            b"[chaoskit] %d lines were left out\n" % self._left_out_lines
         ):
             self._left_out_lines = 0
-        if self._left_out_lines or not self._write(f"[{PurePath(name).stem}] ".encode() + line):
-            self._left_out_lines += 1
+        if self._left_out_lines or not self._write(b"".join(lines)):
+            self._left_out_lines += len(lines)
 
-    def _write(self, line: bytes) -> bool:
-        """Write a line if that does not block. Return whether it was written."""
+    def _write(self, block: bytes) -> bool:
+        """Write at most 4 KiB if that does not block. Return whether they were written."""
         writable = select.poll()
         writable.register(self._output, select.POLLOUT)
         if not any(events & select.POLLOUT for _, events in writable.poll(0)):
             return False
         try:
-            os.write(self._output, line[: _WRITE_BYTES - 1] + b"\n")
+            os.write(self._output, block)
         except OSError:  # a lost reader must not end the supervisor
             return False
         return True

@@ -545,6 +545,18 @@ def test_lines_of_logs_are_printed_behind_the_name_of_their_process(pipe: tuple[
     assert os.read(pipe[0], 2**16) == b"[node0.0] thr\xff\n"
 
 
+def test_short_lines_are_printed_in_few_writes() -> None:
+    """A supervisor that writes each line alone answers nothing for a tenth of a second a chunk."""
+    read, write = os.pipe2(os.O_DIRECT | os.O_NONBLOCK)  # a read returns what one write has written
+    try:
+        LogEcho(write).take("log/node0.log", b"y\n" * 1000)
+        blocks = [os.read(read, 2**16) for _ in range(3)]
+    finally:
+        os.close(read)
+        os.close(write)
+    assert b"".join(blocks) == b"[node0] y\n" * 1000
+
+
 def test_lines_are_left_out_while_nothing_reads_the_output(pipe: tuple[int, int]) -> None:
     """No writer waits for a reader, and lines longer than the pipe takes at once are cut."""
     echo = LogEcho(pipe[1])
