@@ -118,14 +118,13 @@ class Course:
     def went_back(self, t_ns: float, until_ns: float) -> int | None:
         """Return the lowest step that was shown again after ``t_ns`` and by ``until_ns``, or None.
 
-        Only a step that is shown more often than usual counts.
+        Only lines that show a step more often than usual count.
         """
         again = [
             step
             for step, shown in self.steps.items()
-            if len(shown.at_ns) > self.usual(step)
-            and shown.at_ns[0] <= t_ns
-            and any(t_ns < at_ns <= until_ns for at_ns in shown.at_ns)
+            if shown.at_ns[0] <= t_ns
+            and any(t_ns < at_ns <= until_ns for at_ns in shown.at_ns[self.usual(step) :])
         ]
         return min(again, default=None)
 

@@ -342,6 +342,19 @@ def test_a_recovery_begins_where_the_fault_was_felt(
     assert look(course(*after), int(9.3 * SECOND), math.inf) == felt
 
 
+def test_a_line_that_a_rank_wrote_before_it_was_struck_is_no_recovery() -> None:
+    """Another rank has shown the step first, and both show it again later."""
+    before = [(step + rank / 10, step) for step in range(10) for rank in range(2)]
+    again = [(4.0 + step + rank / 10, step) for step in range(8, 12) for rank in range(2)]
+    lines = [
+        CommandLogLine(int(at_s * SECOND), "node0", step, None)
+        for at_s, step in (*before, (10.0, 10), *again)
+    ]
+    log = Course(lines, Usual(dict.fromkeys(range(12), 2)))
+    felt = look(log, int(9.05 * SECOND), math.inf)  # before the line of the other rank
+    assert felt == Felt(10, 8, 5.0, (15 * SECOND, 11))
+
+
 def test_what_another_fault_did_is_not_the_first_ones() -> None:
     log = course((10.0, 10), (11.0, 11), (12.0, 12), (13.0, 8), (14.0, 9), (20.0, 13))
     assert look(log, int(9.3 * SECOND), 11.5 * SECOND) is None
