@@ -178,27 +178,37 @@ class RemoteFiles:
             link.store(source, self.source_folder)
         link.ship(self.home(run_directory), run_directory, node)
 
-    def collect(self, run_directory: Path) -> None:
+    def collect(self, run_directory: Path, log_bytes: int | None = None) -> None:
+        """Copy all journals and logs of a run to this machine. The run has ended.
+
+        Raises HarnessError if some could not be copied, once all others are.
+
+        Args:
+            log_bytes: most bytes of logs that each node still sends; None for all.
+        """
         failures = list[HarnessError]()
         for station in self._links():
             try:
-                self.settle(station, run_directory)
+                self.settle(station, run_directory, log_bytes)
             except HarnessError as error:
                 failures.append(error)
         self._homes.pop(run_directory, None)
         if failures:
             raise failures[0]
 
-    def settle(self, station: str, run_directory: Path) -> None:
+    def settle(self, station: str, run_directory: Path, log_bytes: int | None = None) -> None:
         """Receive the rest of the journals and logs of a node, and store them here.
 
         If the node is gone, the journal of the substrate notes that its files are incomplete.
+
+        Args:
+            log_bytes: most bytes of logs that the node still sends; None for all.
 
         Raises:
             HarnessError: if received data could not be stored here, or not all has arrived.
         """
         try:
-            self._link(station).settle(self.home(run_directory))
+            self._link(station).settle(self.home(run_directory), log_bytes)
         except NodeUnreachable:
             journal = Journal(run_directory / "journal", "substrate", role="substrate")
             journal.write(Event.RECORDS_CUT, node=station)

@@ -26,6 +26,9 @@ _LOOK_S = 0.25  # interval of checks
 #: A pod whose supervisor does not answer for so long is lost. A command may outlast a shorter
 #: interruption of the network.
 SILENT_S = 10.0
+#: Most bytes of the log of a command that did not end by itself, from the end of the run on. No
+#: verdict reads them, and a command may have printed gigabytes.
+_LATE_LOG_BYTES = 4 * 2**20
 _ANSWER_S = 5.0  # a request that waits longer would keep the event loop from its deadline
 
 
@@ -206,7 +209,7 @@ class PodCommandCluster(BareCluster):
         finally:
             with contextlib.ExitStack() as ended:
                 ended.callback(self._remove_shared)
-                ended.callback(self._files.collect, self.run_directory)
+                ended.callback(self._files.collect, self.run_directory, _LATE_LOG_BYTES)
                 super().end()
         if sys.exception() is None:  # after an error no verdict needs an explanation
             self._pods.await_machines(self.run_directory)

@@ -311,11 +311,14 @@ class SupervisorLink:
             self._mirrors[str(remote_directory)] = FileMirror(local_directory, station)
             self.request(ShipFiles, str(remote_directory), with_log, answer_type=None)
 
-    def settle(self, remote_directory: Path) -> None:
+    def settle(self, remote_directory: Path, log_bytes: int | None = None) -> None:
         """Wait until everything that was written in a run has been copied.
 
         Its directory on the node is then removed. Nothing is done for a run that is not copied
         (:meth:`ship`), or from a supervisor that has sent everything and left.
+
+        Args:
+            log_bytes: most bytes of logs that are copied from now on; None for all.
 
         Raises:
             HarnessError: if not all has arrived.
@@ -328,7 +331,9 @@ class SupervisorLink:
         try:
             self._read_until(lambda: False, 0.0)  # all that a lost supervisor has sent
             if not self.has_left:
-                sizes = self.request(SettleFiles, str(remote_directory), answer_type=dict[str, int])
+                sizes = self.request(
+                    SettleFiles, str(remote_directory), log_bytes, answer_type=dict[str, int]
+                )
         finally:
             del self._mirrors[str(remote_directory)]
             if mirror.failure:

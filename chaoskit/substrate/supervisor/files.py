@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import shutil
 import stat
@@ -19,7 +20,8 @@ from chaoskit.substrate.supervisor.messages import FileChunk
 from chaoskit.wire.coordinator_files import COORDINATOR_LOG
 
 #: Folders of a run's directory that are copied. Everything else stays on the node.
-FOLDERS = ("journal", "log")
+LOGS = "log"
+FOLDERS = ("journal", LOGS)
 CHUNK_BYTES = 2**14
 #: A runner acknowledges chunks whenever it has received this many bytes.
 TAKEN_BYTES = 2**13
@@ -52,6 +54,7 @@ class RunFiles:
         self._unsent = set[Path]()  # files that may have unsent data
         self._sent_bytes: dict[Path, int] = {}
         self._log_inode = -1  # inode of the coordinator's log
+        self._log_bytes_left: float = math.inf  # bytes of logs that may still be sent
         self.settle_request: int | None = None
         self.look_at_all()
 
@@ -59,9 +62,14 @@ class RunFiles:
         """Return a descriptor that is readable when something has been written."""
         return self._changes.fileno()
 
-    def settle(self, number: int) -> None:
-        """Note that no file is written any more, and which request waits for the rest."""
+    def settle(self, number: int, log_bytes: int | None = None) -> None:
+        """Note that no file is written any more, and which request waits for the rest.
+
+        Args:
+            log_bytes: most bytes of logs that are sent from now on; None for all.
+        """
         self.settle_request = number
+        self._log_bytes_left = math.inf if log_bytes is None else log_bytes
         self.look_at_all()
 
     def look(self) -> None:
@@ -105,9 +113,13 @@ class RunFiles:
             self._log_inode = status.st_ino
         while True:
             offset = self._sent_bytes.get(path, 0)
-            data = os.pread(file, CHUNK_BYTES, offset)
+            is_log = path.parent.name == LOGS
+            size_bytes = min(CHUNK_BYTES, self._log_bytes_left) if is_log else CHUNK_BYTES
+            data = os.pread(file, int(size_bytes), offset)
             if not data and path in self._sent_bytes:
                 return
+            if is_log:
+                self._log_bytes_left -= len(data)
             self._sent_bytes[path] = offset + len(data)
             yield FileChunk(str(self._directory), name, offset, data)  # creates it if empty
 

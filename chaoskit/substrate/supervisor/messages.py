@@ -289,10 +289,14 @@ class SettleFiles(Message, frozen=True):
     """Send the rest of a run that is no longer written to, then remove its directory.
 
     Answered after the last chunk by the size of each file that was sent.
+
+    Attributes:
+        log_bytes: most bytes of logs that are sent from now on; None for all.
     """
 
     number: int
     run_directory: str
+    log_bytes: int | None = None
 
 
 Request = (

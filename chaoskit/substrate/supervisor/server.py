@@ -372,8 +372,8 @@ class Supervisor:
                 self._begin_shipping(directory, with_log=with_log)
                 self._ship()
                 return RequestDone(number)
-            case SettleFiles(number, directory):
-                self._files[directory].settle(number)
+            case SettleFiles(number, directory, log_bytes):
+                self._files[directory].settle(number, log_bytes)
                 self._ship()
                 return None
             case (

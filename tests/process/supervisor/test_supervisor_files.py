@@ -95,6 +95,22 @@ def test_a_settled_run_leaves_nothing_on_the_node(supervisor: Started, tmp_path:
     supervisor.link.settle(remote)  # shipping has ended
 
 
+def test_the_rest_of_logs_may_be_limited_and_journals_are_whole(
+    supervisor: Started, tmp_path: Path
+) -> None:
+    remote, local = tmp_path / "there", tmp_path / "here"
+    supervisor.link.ship(remote, local, "node0")
+    (remote / "log" / "node0.log").write_bytes(b"x" * 2**26)
+    wait_until(
+        lambda: copied(local, "log/node0.log") or not supervisor.link.is_open(), "the first chunk"
+    )
+    (remote / "journal" / "node0.jsonl").write_bytes(b"x" * 2**20)
+    supervisor.link.settle(remote, 100_000)
+    assert 100_000 < copied(local, "log/node0.log") < 2**25
+    assert copied(local, "journal/node0.jsonl") == 2**20
+    assert not remote.exists()
+
+
 def test_much_that_is_written_takes_no_memory_there(supervisor: Started, tmp_path: Path) -> None:
     """The data waits in its file until the runner reads; requests meanwhile are answered."""
     remote, local = tmp_path / "there", tmp_path / "here"
