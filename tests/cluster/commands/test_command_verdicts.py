@@ -238,7 +238,7 @@ def test_a_rank_that_is_always_started_again_leaves_no_unbroken_run(
 @pytest.mark.promise("While a launcher has no rank below it, its faults wait.")
 def test_a_launcher_is_not_struck_in_place_of_its_rank(chaos: Chaos) -> None:
     """The fault waits for the next rank while the launcher is the first process of its node."""
-    first, next_one = "sleep 3; echo step 0", "echo step 1; sleep 0.5; echo step 2"
+    first, next_one = "sleep 3; echo step 0", "echo step 1; sleep 2; echo step 2"
     command = f"RANK=0 sh -c '{first}'; sleep 2; until RANK=0 sh -c '{next_one}'; do :; done"
     outcome = run(chaos, ["sh", "-c", command], Kill(rank=0, after_s=0.5), twin=False, watch=STEPS)
     (injected,), (started,) = (
