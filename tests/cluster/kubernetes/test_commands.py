@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from support.nodes import pods
 
 from chaoskit.errors import BadInput
 from chaoskit.experiment.harness import Harness
+from chaoskit.experiment.injection.command_follower import LogRead
 from chaoskit.experiment.remote.client import RemoteHost
 from chaoskit.plaintext import tell_on_stderr
 from chaoskit.runlog.outcome import Check, Outcome
 from chaoskit.stacks import LogPatterns
+from chaoskit.substrate.kubernetes.command_cluster import SILENT_S
 from chaoskit.substrate.kubernetes.driver_pod import DriverPod
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.pods.manifests import STATION
@@ -31,12 +36,8 @@ pytestmark = [
 ]
 SUITE = pods.ROOT / "tests" / "cluster" / "commands"
 WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
-#: Tests of the suite that run none, or start another harness, or need a fault that pods lack.
-NOT_IN_PODS = (
-    "full_disk",
-    "harness_that_is_killed",
-    "plan_of_a_command_is_replayed",
-)
+ENDED_S = 15.0  # limit for the end of a pod that is deleted, and the next check
+FILES = sorted(path.name for path in SUITE.glob("test_*.py"))
 OFTEN = (
     "test_blackbox.py::test_an_unbroken_command_passes",
     "test_blackbox.py::test_steps_that_are_shown_again_are_lost",
@@ -86,11 +87,18 @@ def options(
 
 
 @pytest.fixture(scope="module")
-def harness(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory of this host that pods of :func:`harness` share."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def harness(
+    kubeconfig: None, shared: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Harness]:
     """Return a harness with a driver, whose pods share a directory."""
     directory = tmp_path_factory.mktemp("driven")
-    shared = of_this_host(directory / "shared")
-    chosen = options(directory, shared, shared=str(shared[0]))
+    chosen = options(directory, of_this_host(shared), shared=str(shared))
     host = RemoteHost(DriverPod(chosen, tell_on_stderr), tell_on_stderr)
     yield Harness(host, directory / "runs")
     host.close()
@@ -140,8 +148,10 @@ def test_the_suite_of_commands_passes_on_pods(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_whole_suite_of_commands_passes_on_pods(tmp_path: Path) -> None:
-    suite(tmp_path, "-m", "", "-k", " and ".join(f"not {name}" for name in NOT_IN_PODS))
+@pytest.mark.parametrize("file", FILES)
+def test_the_whole_suite_of_commands_passes_on_pods(tmp_path: Path, file: str) -> None:
+    """Cases that cannot exist on pods have the marker ``not_in_pods`` with the reason."""
+    suite(tmp_path, file)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -269,6 +279,64 @@ def test_a_pod_that_is_evicted_from_the_only_node_makes_a_run_unknown(
     outcome = harness.run_planned(plan, twin=False, watch=evict_pod)
     assert outcome.verdict is Verdict.UNKNOWN, outcome.reasons
     assert "node0" in check(outcome, "no pod was taken away").detail
+
+
+class Silence:
+    """Stops all processes of a pod at the first step of a run, and lets them go on later.
+
+    Args:
+        node: the node of the pod.
+        lasts_s: seconds until they go on; infinite for never.
+        over: file that is created when they go on, or the run has lost a node.
+
+    Attributes:
+        noticed_s: seconds from the stop until the run has lost a node; infinite if it has not.
+    """
+
+    def __init__(self, node: str, lasts_s: float, over: Path) -> None:
+        self._node, self._lasts_s, self._over = node, lasts_s, over
+        self._stopped: list[psutil.Process] = []
+        self._since_s = 0.0
+        self.noticed_s = math.inf
+
+    def watch(self, message: Any) -> None:
+        """Act on a message of the run."""
+        now_s = time.monotonic()
+        if not isinstance(message, LogRead) or message.step is None or self._over.exists():
+            return
+        if not self._stopped:
+            (pod,) = pods.pods(f"{STATION}={self._node}").values()
+            self._stopped, self._since_s = pods.processes(pod), now_s
+            for process in self._stopped:
+                process.suspend()
+        elif message.running < message.nodes:
+            self.noticed_s = now_s - self._since_s
+            self._over.touch()
+        elif now_s - self._since_s >= self._lasts_s:
+            for process in self._stopped:
+                process.resume()
+            self._over.touch()
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("lasts_s", [SILENT_S / 2, math.inf])
+def test_a_pod_is_lost_once_it_was_silent_for_10_s(
+    harness: Harness, shared: Path, tmp_path: Path, lasts_s: float
+) -> None:
+    """A command outlasts a shorter silence of its node."""
+    over = shared / f"over-{lasts_s}"
+    silence = Silence("node1", lasts_s, over)
+    show = "[ $NODE_RANK = 1 ] || echo step $n"
+    training = f"n=0; until test -e {over}; do {show}; n=$((n+1)); sleep 0.05; done"
+    plan = plan_of(["sh", "-c", training], nodes=2, working_directory=tmp_path)
+    outcome = harness.run_planned(plan, twin=False, watch=silence.watch)
+    assert over.exists()
+    if lasts_s < SILENT_S:
+        assert outcome.verdict is Verdict.PASSED, outcome.reasons
+        assert silence.noticed_s == math.inf
+    else:
+        assert outcome.verdict is Verdict.UNKNOWN, outcome.reasons
+        assert SILENT_S <= silence.noticed_s <= SILENT_S + ENDED_S
 
 
 def plan_of(command: list[str], **plan: Any) -> Any:

@@ -205,6 +205,26 @@ def delete_job(session: str) -> None:
     )
 
 
+def processes(pod: Mapping[str, Any]) -> list[psutil.Process]:
+    """Return the processes of a pod's containers. The kernel of this machine runs them."""
+    ids = [
+        status["containerID"].rpartition("/")[2] for status in pod["status"]["containerStatuses"]
+    ]
+    return [
+        process
+        for process in psutil.process_iter()
+        if any(container in _cgroups(process.pid) for container in ids)
+    ]
+
+
+def _cgroups(pid: int) -> str:
+    """Return the names of the cgroups of a process, or "" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return ""
+
+
 def api_server() -> psutil.Process | None:
     """Return the API server's process, or None if it is not on this machine."""
     host, _, port = str(_client().configuration.host).removeprefix("https://").partition(":")
