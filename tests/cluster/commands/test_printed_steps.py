@@ -15,7 +15,6 @@ from faults import Kill
 JOB = Path(__file__).parents[2] / "jobs" / "logs" / "printed.py"
 WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.]+)")
 BAR = LogPatterns(step=r"\| (\d+)/\d+ \[", loss=r"loss=([\d.]+)")
-LATE_S = 0.1  # a step takes so long where a fault may strike three steps late, and no later
 #: Shell code that starts a training until it ends well, three times at most.
 AGAIN = 'for n in 1 2 3; do RANK=0 "$@" && exit 0; done; exit 1'
 
@@ -129,16 +128,16 @@ def test_an_odd_line_excuses_no_lost_steps(
     chaos: Chaos, odd: str, pattern: str, twin: bool
 ) -> None:
     watch = LogPatterns(step=pattern)
-    fault = Kill(rank=0, at_step=15)
-    outcome = run(chaos, "loses", fault, step_s=LATE_S, odd=odd, watch=watch, twin=twin)
+    outcome = run(chaos, "loses", Kill(rank=0, at_step=15), odd=odd, watch=watch, twin=twin)
     assert (outcome.verdict, kept(outcome)) == (Verdict.FAILED, Verdict.FAILED), outcome.reasons
     assert outcome.lost_steps is not None
     assert outcome.lost_steps >= 5
 
 
 def test_a_line_that_each_step_draws_over_excuses_no_lost_steps(chaos: Chaos) -> None:
-    watch = LogPatterns(step=r"step (\d+)")
-    outcome = run(chaos, "loses-drawn", Kill(rank=0, at_step=15), step_s=LATE_S, watch=watch)
+    outcome = run(
+        chaos, "loses-drawn", Kill(rank=0, at_step=15), watch=LogPatterns(step=r"step (\d+)")
+    )
     assert (outcome.verdict, kept(outcome)) == (Verdict.FAILED, Verdict.FAILED), outcome.reasons
 
 

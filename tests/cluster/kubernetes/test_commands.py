@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -308,13 +309,15 @@ class Silence:
             (pod,) = pods.pods(f"{STATION}={self._node}").values()
             self._stopped, self._since_s = pods.processes(pod), now_s
             for process in self._stopped:
-                process.suspend()
+                with contextlib.suppress(psutil.NoSuchProcess):  # such as a short sleep
+                    process.suspend()
         elif message.running < message.nodes:
             self.noticed_s = now_s - self._since_s
             self._over.touch()
         elif now_s - self._since_s >= self._lasts_s:
             for process in self._stopped:
-                process.resume()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
             self._over.touch()
 
 

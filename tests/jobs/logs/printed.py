@@ -13,7 +13,7 @@ The forms are:
 * ``colours``, ``thousands``, ``abbreviated`` (1.0k): steps in other forms, the last two from step 985 on.
 * ``endless``: no line feed. ``quiet``: nothing.
 * ``loses``: a line per step, with the state kept after each tenth step, and the line ODD after every
-  twelfth.
+  twelfth. The first attempt waits three seconds before step 17: a fault at step 15 may act late.
 * ``loses-drawn``: like ``loses``, but each line draws over the one before.
 * ``again``: a line per step. Rank 1 is another process; when it ends, the step is computed three times
   again.
@@ -29,6 +29,8 @@ import time
 from pathlib import Path
 
 BAR_S = 0.1  # tqdm's mininterval
+#: Seconds before a step that takes long, by kind of log, first step of the attempt, and step.
+PAUSES_S = {("stalls", 0, 5): 2.0, ("loses", 0, 17): 3.0}
 
 
 def write(text: str) -> None:
@@ -84,7 +86,7 @@ def main() -> None:
         pause_s = BAR_S if how == "clock" else 0.5
         threading.Thread(target=by_the_clock, args=(place, over, pause_s), daemon=True).start()
     for step in range(first, steps):
-        time.sleep(2.0 if how == "stalls" and step == 5 else step_s)
+        time.sleep(PAUSES_S.get((how.partition("-")[0], first, step), step_s))
         if not how.startswith("loses") or step % 10 == 9:
             draft = state.with_suffix(".draft")
             draft.write_text(str(step + 1))
