@@ -12,3 +12,5 @@ from __future__ import annotations
 
 #: Version of the protocol, which each answer to ``hello`` has.
 PROTOCOL = 1
+#: Name of the program in lists of processes (comm, at most 15 bytes). A job's processes have others.
+PROGRAM_NAME = "chaoskit-hand"

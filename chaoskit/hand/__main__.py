@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 
+from . import PROGRAM_NAME
 from .network.operations import NetworkRole
 from .processes.operations import ProcessRole
 from .server import HandServer
@@ -29,11 +31,18 @@ def main() -> int:
         help="end all effects and the program after so many seconds without a line (default: 10)",
     )
     options = parser.parse_args()
+    _set_program_name()
     make_role = ProcessRole if options.processes else NetworkRole
     server = HandServer(make_role, options.silent_s, sys.stdin.fileno(), sys.stdout.fileno())
     reason = server.run()
     print(f"hand: {reason}", file=sys.stderr)
     return 0
+
+
+def _set_program_name() -> None:
+    """Set the name of this process in lists of processes, by which clients leave it out."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:  # noqa: PTH123
+        file.write(PROGRAM_NAME)
 
 
 def _duration_s(text: str) -> float:

@@ -100,6 +100,13 @@ def word(*words: str) -> Callable[[Any], str]:
     return read
 
 
+def flag(value: Any) -> bool:
+    """Return true or false."""
+    if not isinstance(value, bool):
+        raise ValueError("use true or false")
+    return value
+
+
 def interface(value: Any) -> str:
     """Return the name of a network interface; "" stands for the one of the default route."""
     if not isinstance(value, str) or len(value) > 15 or not value.isprintable() or "/" in value:
@@ -107,6 +114,17 @@ def interface(value: Any) -> str:
     if value.startswith("-") or any(character.isspace() for character in value):
         raise ValueError("give the name of a network interface")
     return value
+
+
+def address(value: Any) -> str:
+    """Return an IP address."""
+    remedy = "give an IP address, such as 10.0.0.7"
+    if not isinstance(value, str):
+        raise ValueError(remedy)
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        raise ValueError(remedy) from None
 
 
 def addresses(value: Any) -> list[Network]:

@@ -1,4 +1,4 @@
-"""The role on the network of a pod: cuts, lost packets, resets and limits of bandwidth.
+"""The role on the network of a pod: cuts, lost packets, resets, limits of bandwidth, connections.
 
 It needs root with the capability NET_ADMIN, and no target container.
 
@@ -20,6 +20,7 @@ from ..fields import (
     SHARE,
     HandOperation,
     RequestField,
+    address,
     decimal,
     interface,
     whole,
@@ -29,6 +30,7 @@ from ..refusals import Unable
 from ..role import EffectKeeper
 from . import connections, liveness, packet_rules
 from .bandwidth import BandwidthLimit
+from .connect import connect
 from .liveness import HandName
 from .traffic import PacketEffect, Resets, left_of
 
@@ -39,6 +41,9 @@ _HANDLE_MIN, _HANDLE_COUNT = 0x1000, 0x7000
 _RATE_BIT_S = RequestField(whole(1_000, 10**12))
 _INTERFACE = RequestField(interface, "")
 _MEANS = RequestField(word("any", "sockets", "packets"), "any")
+_CONNECT_WITHIN_S = RequestField(decimal(0.0, 3.0), 1.0)  # no other request is answered meanwhile
+_ADDRESS = RequestField(address)
+_PORT = RequestField(whole(1, 2**16 - 1))
 _RESET_LASTS = RequestField(decimal(0.0, 60.0), _RESET_LASTS_S)
 _TRIAL_NETWORKS = (ipaddress.ip_network("192.0.2.1"), ipaddress.ip_network("2001:db8::1"))
 
@@ -60,12 +65,16 @@ class NetworkRole:
         self.operations: Mapping[str, HandOperation] = {
             "cut": HandOperation(cut, self._cut),
             "loss": HandOperation({**cut, "share": SHARE}, self._loss),
+            "refuse": HandOperation(cut, self._refuse),
             "reset": HandOperation(
                 {"addresses": ADDRESSES, "by": _MEANS, "lasts_s": _RESET_LASTS}, self._reset
             ),
             "bandwidth": HandOperation(
                 {"rate_bit_s": _RATE_BIT_S, "interface": _INTERFACE, "lasts_s": LASTS_S},
                 self._bandwidth,
+            ),
+            "connect": HandOperation(
+                {"address": _ADDRESS, "port": _PORT, "within_s": _CONNECT_WITHIN_S}, self._connect
             ),
             "sweep": HandOperation({}, self._sweep),
         }
@@ -87,6 +96,7 @@ class NetworkRole:
         scripts = {
             "cut": packet_rules.dropping_table(table, elements, DIRECTIONS, 1.0, 1.0),
             "loss": packet_rules.dropping_table(table, elements, DIRECTIONS, 0.5, 1.0),
+            "refuse": packet_rules.refusing_table(table, elements, DIRECTIONS, 1.0),
             "reset": packet_rules.resetting_table(table, pairs, 1.0),
         }
         refusals = {}
@@ -103,15 +113,23 @@ class NetworkRole:
     def _loss(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
         return self._drop("loss", number, values, values["share"])
 
+    def _refuse(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        table, lasts_s = self._hand.table(number), values["lasts_s"]
+        elements = packet_rules.address_elements(values["addresses"])
+        script = packet_rules.refusing_table(table, elements, values["directions"], lasts_s)
+        return self._begin(number, PacketEffect("refuse", table, script, elements), lasts_s)
+
     def _drop(
         self, kind: str, number: int, values: Mapping[str, Any], share: float
     ) -> dict[str, Any]:
         table, lasts_s = self._hand.table(number), values["lasts_s"]
         elements = packet_rules.address_elements(values["addresses"])
         script = packet_rules.dropping_table(table, elements, values["directions"], share, lasts_s)
-        effect = PacketEffect(kind, table, script, elements)
+        return self._begin(number, PacketEffect(kind, table, script, elements), lasts_s)
+
+    def _begin(self, number: int, effect: PacketEffect, lasts_s: float) -> dict[str, Any]:
         self._keeper.begin(number, effect, lasts_s)
-        return {"table": table, **effect.evidence()}
+        return {"table": self._hand.table(number), **effect.evidence()}
 
     def _reset(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """End connections by their sockets, and those that are left by answers to their packets."""
@@ -145,6 +163,9 @@ class NetworkRole:
             raise
         self._keeper.begin(number, effect, values["lasts_s"])
         return effect.evidence()
+
+    def _connect(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        return connect(values["address"], values["port"], values["within_s"])
 
     def _sweep(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
         return liveness.sweep()

@@ -18,7 +18,13 @@ from .tools import run_tool
 Elements = Mapping[str, Sequence[str]]
 _ADDRESS_SETS = {"v4": "type ipv4_addr; flags interval, timeout;"}
 _ADDRESS_SETS["v6"] = "type ipv6_addr; flags interval, timeout;"
-_CHAINS = {"in": ("incoming", "input"), "out": ("outgoing", "output")}
+#: Name, type and hook of the chain of a direction. A chain of the type route finds the route of a
+#: packet anew if a rule has changed its address.
+_CHAINS = {"in": ("incoming", "filter", "input"), "out": ("outgoing", "route", "output")}
+#: Mark of outgoing packets that are dropped on the loopback interface.
+_DROPPED_MARK = "0x0c4a05"
+_LOOPBACK = {"v4": "ip daddr set 127.0.0.1", "v6": "ip6 daddr set ::1"}
+_ANSWER = "tcp flags & rst != rst counter reject with tcp reset"  # a reset itself must pass
 _RANDOM_STEPS = 1_000_000
 _COUNTER = re.compile(r'counter packets (\d+) bytes \d+.* comment "(in|out)_(\w+)"')
 _ELEMENTS = "elements = {"
@@ -37,14 +43,38 @@ def dropping_table(
 ) -> str:
     """Return a script that drops a share of the packets from and to some addresses.
 
-    Packets that stay on the loopback interface are left alone.
+    Packets that stay on the loopback interface are left alone. Outgoing packets are sent to it
+    and dropped there: TCP does not count a segment as sent if a rule drops it before.
     """
     chance = "" if share >= 1 else f"numgen random mod {_RANDOM_STEPS} < {_chance(share)} "
+    rules: dict[str, list[str]] = {direction: [] for direction in directions}
+    for direction in directions:
+        for name in elements:
+            match = _address_match(name, direction)
+            drop = (
+                "drop" if direction == "in" else f"meta mark set {_DROPPED_MARK} {_LOOPBACK[name]}"
+            )
+            rules[direction] += [
+                f'{match} counter comment "{direction}_seen"',
+                f'{match} {chance}counter {drop} comment "{direction}_dropped"',
+            ]
+    if "out" in rules:
+        rules.setdefault("in", []).append(f'iifname "lo" meta mark {_DROPPED_MARK} drop')
+    sets = {name: _ADDRESS_SETS[name] for name in elements}
+    return _table(table, sets, rules) + add_elements(table, elements, lasts_s)
+
+
+def refusing_table(
+    table: str, elements: Elements, directions: Sequence[str], lasts_s: float
+) -> str:
+    """Return a script that answers TCP segments from and to some addresses with a reset.
+
+    Other packets pass, and so do resets.
+    """
     rules = {
         direction: [
-            f'{match} {action} comment "{direction}_{name}"'
-            for match in _address_matches(elements, direction)
-            for action, name in (("counter", "seen"), (f"{chance}counter drop", "dropped"))
+            f'{_address_match(name, direction)} {_ANSWER} comment "{direction}_refused"'
+            for name in elements
         ]
         for direction in directions
     }
@@ -64,14 +94,13 @@ def resetting_table(table: str, elements: Elements, lasts_s: float) -> str:
         for name in elements
     }
     rules: dict[str, list[str]] = {"in": [], "out": []}
-    answer = "tcp flags & rst != rst counter reject with tcp reset"  # a reset itself must pass
     for name in elements:
         family = _family(name)
         rules["in"].append(
-            f'{family} saddr . tcp sport . tcp dport @{name} {answer} comment "in_reset"'
+            f'{family} saddr . tcp sport . tcp dport @{name} {_ANSWER} comment "in_reset"'
         )
         rules["out"].append(
-            f'{family} daddr . tcp dport . tcp sport @{name} {answer} comment "out_reset"'
+            f'{family} daddr . tcp dport . tcp sport @{name} {_ANSWER} comment "out_reset"'
         )
     return _table(table, sets, rules) + add_elements(table, elements, lasts_s)
 
@@ -139,15 +168,15 @@ def _table(table: str, sets: Mapping[str, str], rules: Mapping[str, Sequence[str
     lines = [f"table inet {table} {{"]
     lines += [f"set {name} {{ {definition} }}" for name, definition in sets.items()]
     for direction, chain_rules in rules.items():
-        name, hook = _CHAINS[direction]
-        lines.append(f"chain {name} {{ type filter hook {hook} priority -300; policy accept;")
+        name, kind, hook = _CHAINS[direction]
+        lines.append(f"chain {name} {{ type {kind} hook {hook} priority -300; policy accept;")
         lines += [*chain_rules, "}"]
     return "\n".join([*lines, "}", ""])
 
 
-def _address_matches(elements: Elements, direction: str) -> list[str]:
+def _address_match(set_name: str, direction: str) -> str:
     interface, side = ("iifname", "saddr") if direction == "in" else ("oifname", "daddr")
-    return [f'{interface} != "lo" {_family(name)} {side} @{name}' for name in elements]
+    return f'{interface} != "lo" {_family(set_name)} {side} @{set_name}'
 
 
 def _family(set_name: str) -> str:

@@ -17,12 +17,11 @@ from typing import Any
 
 from ..refusals import ProcessGone, Unable
 from . import access, proc, ptrace
+from .signals import INIT, send_signal
 
 #: Time for the process to be gone. A large one takes longer: 90 ms for each GB of memory.
 _GONE_WITHIN_S = 0.5
 _POLL_S = 0.001
-#: The first process of a pid namespace.
-INIT = 1
 
 
 def kill(pid: int, ticks: int, announce: Callable[[], None]) -> dict[str, Any]:
@@ -39,7 +38,7 @@ def kill(pid: int, ticks: int, announce: Callable[[], None]) -> dict[str, Any]:
     if pid == INIT:
         _kill_as_tracer(pid, ticks, announce)
     else:
-        _kill_by_signal(pid, ticks)
+        send_signal(pid, ticks, signal.SIGKILL)
     while proc.same_process(pid, ticks) is not None:
         if time.monotonic() > began_s + _GONE_WITHIN_S:
             break
@@ -60,36 +59,6 @@ def evidence(pid: int, ticks: int) -> dict[str, Any]:
     if stat is None:
         return {"gone": True}
     return {"gone": False, "state": stat.state, "exiting": stat.is_exiting}
-
-
-def _kill_by_signal(pid: int, ticks: int) -> None:
-    handle = _open_process(pid)
-    try:
-        if proc.same_process(pid, ticks) is None:
-            raise ProcessGone(pid, ticks)
-        if handle is None:
-            os.kill(pid, signal.SIGKILL)
-        else:
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-    except ProcessLookupError:
-        raise ProcessGone(pid, ticks) from None
-    except PermissionError:
-        raise access.signal_refusal(pid) from None
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _open_process(pid: int) -> int | None:
-    """Return a descriptor that stays with the process when its pid is another one's later.
-
-    None is returned if the process is gone, the kernel is older than 5.3, or a seccomp profile
-    refuses the call.
-    """
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
 
 
 def _kill_as_tracer(pid: int, ticks: int, announce: Callable[[], None]) -> None:

@@ -38,6 +38,7 @@ class Stat(NamedTuple):
         ticks: start time in clock ticks since the boot.
         cpu_ticks: CPU time in clock ticks, user and system.
         is_exiting: True if the process runs none of its own code any more.
+        exit_code: wait status of a zombie; 0 also without the right to read it.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Stat(NamedTuple):
     ticks: int
     cpu_ticks: int
     is_exiting: bool
+    exit_code: int
 
     @property
     def has_ended(self) -> bool:
@@ -102,7 +104,7 @@ class Look(NamedTuple):
 def read_stat(pid: int, tid: int | None = None) -> Stat | None:
     """Return the fields of a process, or of one of its threads; None if it is gone."""
     path = f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat"
-    text = _read(path)
+    text = read(path)
     if text is None:
         return None
     head, _, tail = text.rpartition(")")
@@ -114,6 +116,7 @@ def read_stat(pid: int, tid: int | None = None) -> Stat | None:
         ticks=int(fields[19]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
         is_exiting=bool(int(fields[6]) & _PF_EXITING),
+        exit_code=int(fields[49]),
     )
 
 
@@ -126,9 +129,25 @@ def same_process(pid: int, ticks: int) -> Stat | None:
     return None if stat is None or stat.ticks != ticks or stat.has_ended else stat
 
 
+def exit_status(pid: int, stat: Stat) -> int | None:
+    """Return the wait status of a zombie; None for another process, or where it is not known.
+
+    The kernel shows 0 instead of the status if this process lacks the right of
+    ``PTRACE_MODE_READ_FSCREDS``. It asks the same right for the links in /proc/PID/ns, and refuses
+    them; so a link that can be read proves that the status is true.
+    """
+    if not stat.has_ended:
+        return None
+    try:
+        os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None
+    return stat.exit_code
+
+
 def credentials(pid: int) -> Credentials | None:
     """Return the identity and the rights of a process; None if it is gone."""
-    text = _read(f"/proc/{pid}/status")
+    text = read(f"/proc/{pid}/status")
     if text is None:
         return None
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
@@ -143,6 +162,14 @@ def credentials(pid: int) -> Credentials | None:
     )
 
 
+def has_handler(pid: int, signum: int) -> bool:
+    """Return whether a process catches a signal; False if it is gone."""
+    for line in (read(f"/proc/{pid}/status") or "").splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
 def thread_ids(pid: int) -> list[int]:
     """Return the ids of a process's threads; empty if it is gone."""
     try:
@@ -153,7 +180,7 @@ def thread_ids(pid: int) -> list[int]:
 
 def process_of(tid: int) -> int | None:
     """Return the pid of the process that a thread belongs to; None if the thread is gone."""
-    for line in (_read(f"/proc/{tid}/status") or "").splitlines():
+    for line in (read(f"/proc/{tid}/status") or "").splitlines():
         if line.startswith("Tgid:"):
             return int(line.split()[1])
     return None
@@ -174,29 +201,63 @@ def look(pid: int) -> Look | None:
     return Look(process.state, process.is_exiting, process.cpu_ticks, switches, states)
 
 
-def processes() -> Iterator[dict[str, Any]]:
+def threads(pid: int) -> Iterator[dict[str, Any]]:
+    """Yield the threads of a process as fields of an answer; none if it is gone."""
+    for tid in thread_ids(pid):
+        thread = read_stat(pid, tid)
+        if thread is not None:
+            yield {
+                "tid": tid,
+                "name": thread.name,
+                "state": thread.state,
+                "cpu_ticks": thread.cpu_ticks,
+                "switches": _switches(pid, tid),
+            }
+
+
+def process_fields(pid: int) -> dict[str, Any] | None:
+    """Return a process as fields of an answer; None if it is gone.
+
+    A zombie is not gone. Its ``status`` is the wait status, and is missing where it is not known.
+    """
+    stat = read_stat(pid)
+    if stat is None:
+        return None
+    record: dict[str, Any] = {
+        "pid": pid,
+        "ticks": stat.ticks,
+        "parent": stat.parent,
+        "name": stat.name,
+        "state": stat.state,
+        "exiting": stat.is_exiting,
+    }
+    status = exit_status(pid, stat)
+    if status is not None:
+        record["status"] = status
+    return record
+
+
+def processes(with_variables: bool = True) -> Iterator[dict[str, Any]]:
     """Yield the processes of this pid namespace as fields of an answer.
 
     ``environ`` is "read", "denied" or "gone". The field ``needs`` of a process whose environment
     is denied has the uid and the gid that a hand needs in order to read it.
+
+    Args:
+        with_variables: False leaves out owners and environments, which take most of the time.
     """
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
-        stat, owner = read_stat(pid), credentials(pid)
-        if stat is None or owner is None:
+        record = process_fields(pid)
+        if record is None:
             continue
-        environ, variables = rank_variables(pid)
-        record: dict[str, Any] = {
-            "pid": pid,
-            "ticks": stat.ticks,
-            "parent": stat.parent,
-            "name": stat.name,
-            "state": stat.state,
-            "uid": owner.uids[1],
-            "environ": environ,
-            "variables": variables,
-        }
-        if environ == "denied":
-            record["needs"] = {"uid": owner.uids[1], "gid": owner.gids[1]}
+        if with_variables:
+            owner = credentials(pid)
+            if owner is None:
+                continue
+            environ, variables = rank_variables(pid)
+            record.update(uid=owner.uids[1], environ=environ, variables=variables)
+            if environ == "denied":
+                record["needs"] = {"uid": owner.uids[1], "gid": owner.gids[1]}
         yield record
 
 
@@ -206,7 +267,7 @@ def rank_variables(pid: int) -> tuple[str, dict[str, str]]:
     A variable whose value is not a number is left out.
     """
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123  # as in _read
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123  # as in read
             pairs = [pair.partition(b"=") for pair in file.read().split(b"\0")]
     except PermissionError:
         return "denied", {}
@@ -222,16 +283,16 @@ def rank_variables(pid: int) -> tuple[str, dict[str, str]]:
 
 def yama_scope() -> int | None:
     """Return Yama's ``ptrace_scope``; None for a kernel without Yama."""
-    text = _read(_YAMA)
+    text = read(_YAMA)
     return None if text is None else int(text)
 
 
 def _switches(pid: int, tid: int) -> int:
-    lines = (_read(f"/proc/{pid}/task/{tid}/status") or "").splitlines()
+    lines = (read(f"/proc/{pid}/task/{tid}/status") or "").splitlines()
     return sum(int(line.split()[1]) for line in lines if "ctxt_switches:" in line)
 
 
-def _read(path: str) -> str | None:
+def read(path: str) -> str | None:
     """Return the text of a file; None if it cannot be read, as its process is gone."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123  # a hot path

@@ -190,6 +190,71 @@ def test_connections_are_reset_by_answers_to_their_packets(pair: Pair) -> None:
         idle.sendall(b"x")
 
 
+def connects(pair: Pair) -> bool:
+    with contextlib.suppress(ConnectionRefusedError):
+        pair.connection()
+        return True
+    return False
+
+
+def test_all_segments_are_refused_as_long_as_the_effect_lasts(pair: Pair) -> None:
+    near, far = pair.connection()
+    with pair.hand() as client:
+        answer = client.do("refuse", addresses=[pair.far], lasts_s=600)
+        with pytest.raises(ConnectionError):
+            wait_until(lambda: near.send(b"x") and None, "the reset")
+        with pytest.raises(ConnectionError):
+            wait_until(lambda: far.send(b"x") and None, "the reset")
+        assert not any(connects(pair) for _ in range(3))
+        pair.check_open()
+        packets = client.do("counters", effect=answer["effect"])["packets"]
+        assert packets["in"]["refused"] >= 1
+        assert packets["out"]["refused"] >= 4
+        assert client.do("lift", effect=answer["effect"])["packets"] == packets
+        assert connects(pair)
+        assert pair.tables() == ""
+
+
+def test_refused_segments_of_a_killed_hand_pass_after_their_time(pair: Pair) -> None:
+    with pair.hand() as client:
+        client.do("refuse", addresses=[pair.far], lasts_s=1.5)
+        assert not connects(pair)
+        client.process.kill()
+        client.wait()
+        assert not connects(pair)
+        wait_until(lambda: connects(pair), "the end of the resets")
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_a_new_connection_tells_whether_packets_pass(pair: Pair, direction: str) -> None:
+    with pair.hand() as client, pair.socket("far", socket.SOCK_STREAM) as listener:
+        listener.bind((pair.far, 0))
+        port = listener.getsockname()[1]
+        ends = {"address": pair.far, "port": port}
+        refused = client.do("connect", **ends)
+        assert refused["how"] == "refused"
+        assert refused["took_ms"] < 900
+        listener.listen()
+        assert client.do("connect", **ends)["how"] == "connected"
+        effect = client.do("cut", addresses=[pair.far], directions=[direction], lasts_s=600)
+        blocked = client.do("connect", **ends, within_s=0.3)
+        assert (blocked["how"], 300 <= blocked["took_ms"] < 1400) == ("timeout", True)
+        client.do("lift", effect=effect["effect"])
+        assert client.do("connect", **ends)["how"] == "connected"
+        failed = client.do("connect", address="192.0.2.1", port=port)
+        assert (failed["how"], failed["error"]) == ("failed", "ENETUNREACH")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("address", "host"), ("address", 7), ("port", 0), ("port", 2**16), ("within_s", 3.1)],
+)
+def test_bad_fields_of_a_connection_are_refused(pair: Pair, field: str, value: object) -> None:
+    with pair.hand() as client:
+        fields = {"address": pair.far, "port": PORT, field: value}
+        assert client.ask("connect", **fields)["error"]["field"] == field
+
+
 def seconds_to_send(pair: Pair, size_bytes: int) -> float:
     near, far = pair.connection()
     with near, far:
@@ -249,8 +314,9 @@ def test_an_interface_with_a_queue_of_its_own_is_left_alone(pair: Pair) -> None:
 def test_without_net_admin_each_act_is_unable_and_names_the_capability(pair: Pair) -> None:
     bare = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
     with pair.hand(prefix=bare) as client:
-        assert set(client.do("hello")["unable"]) == {"cut", "loss", "reset"}
+        assert set(client.do("hello")["unable"]) == {"cut", "loss", "refuse", "reset"}
         acts = {"cut": {"addresses": [pair.far]}, "bandwidth": {"rate_bit_s": 10_000}}
+        acts["refuse"] = {"addresses": [pair.far]}
         acts["loss"] = {"addresses": [pair.far], "share": 0.5}
         for do, fields in acts.items():
             unable = client.ask(do, **fields, lasts_s=9)["unable"]

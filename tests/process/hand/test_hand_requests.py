@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -12,52 +9,13 @@ from typing import Any
 
 import pytest
 from support.hand.client import AS_USER, directory, no_namespaces, public_python
+from support.hand.pipe_stream import stream_of
+from support.hand.pipes import hand_on_processes
 from support.waiting import wait_until
 
 from chaoskit.attach.hands.hand import PING_S, Hand, HandUnable
 from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.process.linux import is_ending, start_ticks
-
-
-class PipeStream:
-    """The standard streams of a hand that runs on this machine."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-
-    def receive(self, limit_s: float) -> bytes | None:
-        assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], limit_s)[0]:
-            return None
-        return os.read(self.process.stdout.fileno(), 65536)
-
-    def send(self, data: bytes) -> None:
-        assert self.process.stdin is not None
-        os.write(self.process.stdin.fileno(), data)
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-
-
-@contextlib.contextmanager
-def hand(
-    *options: str, prefix: tuple[str, ...] = (), events: list[Mapping[str, Any]] | None = None
-) -> Iterator[tuple[Hand, subprocess.Popen[bytes]]]:
-    """Start a hand on processes and yield its client, and the process that was started."""
-    command = [*prefix, "env", "-C", str(directory()), public_python(), "-S", "-m", "hand"]
-    process = subprocess.Popen(
-        [*command, "--processes", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    collected = [] if events is None else events
-    client = Hand("the hand", PipeStream(process), collected.append)
-    try:
-        yield client, process
-    finally:
-        client.close()
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture
@@ -76,7 +34,7 @@ def test_effects_are_begun_and_lifted_by_the_number_of_their_request(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
     events: list[Mapping[str, Any]] = []
-    with hand(events=events) as (client, _):
+    with hand_on_processes(events=events) as (client, _):
         stop = client.ask("stop", **identity(sleeper), lasts_s=60)
         assert stop["held"] is True
         client.ask("lift", effect=stop["number"])
@@ -87,14 +45,14 @@ def test_effects_are_begun_and_lifted_by_the_number_of_their_request(
 def test_a_refusal_of_the_kernel_names_its_remedy(sleeper: subprocess.Popen[bytes]) -> None:
     if reason := no_namespaces():
         pytest.skip(reason)
-    with hand(prefix=AS_USER) as (client, _):
+    with hand_on_processes(prefix=AS_USER) as (client, _):
         with pytest.raises(HandUnable, match="runAsUser: 0") as refused:
             client.ask("stop", **identity(sleeper), lasts_s=1)
         assert "runs as uid 0" in refused.value.reason
 
 
 def test_bad_input_is_an_error_that_names_the_field(sleeper: subprocess.Popen[bytes]) -> None:
-    with hand() as (client, _):
+    with hand_on_processes() as (client, _):
         with pytest.raises(HarnessError, match="ticks=1"):
             client.kill(sleeper.pid, 1)
         assert not is_ending(sleeper.pid)
@@ -102,7 +60,7 @@ def test_bad_input_is_an_error_that_names_the_field(sleeper: subprocess.Popen[by
 
 
 def test_a_process_is_killed_with_evidence(sleeper: subprocess.Popen[bytes]) -> None:
-    with hand() as (client, _):
+    with hand_on_processes() as (client, _):
         assert client.kill(**identity(sleeper))["by"] == "signal"
         assert sleeper.wait() == -signal.SIGKILL
 
@@ -114,7 +72,7 @@ def test_a_kill_of_the_init_of_the_hand_itself_is_known_by_its_event() -> None:
     script = f"cd {directory()}; {public_python()} -S -m hand --processes; sleep 600"
     unshared = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
     process = subprocess.Popen(unshared, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    client = Hand("the hand", PipeStream(process))
+    client = Hand("the hand", stream_of(process))
     try:
         init = next(record for record in client.ask("hello")["processes"] if record["pid"] == 1)
         assert client.kill(1, init["ticks"])["by"] == "tracer"
@@ -126,7 +84,7 @@ def test_a_kill_of_the_init_of_the_hand_itself_is_known_by_its_event() -> None:
 
 
 def test_a_hand_that_ends_is_known_at_once(sleeper: subprocess.Popen[bytes]) -> None:
-    with hand() as (client, process):
+    with hand_on_processes() as (client, process):
         client.ask("hello")
         process.kill()
         wait_until(lambda: not client.is_open, "the end of the hand")
@@ -135,7 +93,7 @@ def test_a_hand_that_ends_is_known_at_once(sleeper: subprocess.Popen[bytes]) -> 
 
 
 def test_a_hand_without_an_answer_is_gone_after_the_limit() -> None:
-    with hand() as (client, process):
+    with hand_on_processes() as (client, process):
         client.ask("hello")
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(NodeUnreachable, match=r"did not answer hello within 0\.2 s"):
@@ -147,7 +105,7 @@ def test_a_hand_without_an_answer_is_gone_after_the_limit() -> None:
 def test_a_hand_that_is_not_asked_is_kept_by_pings(sleeper: subprocess.Popen[bytes]) -> None:
     """A hand ends after some seconds without a line, and with it its effects."""
     silent_s = 1.5 * PING_S
-    with hand("--silent-s", str(silent_s)) as (client, _):
+    with hand_on_processes("--silent-s", str(silent_s)) as (client, _):
         stop = client.ask("stop", **identity(sleeper), lasts_s=60)
         left_s = 60 - 2 * silent_s
         wait_until(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from chaoskit.process.linux import children
+from chaoskit.process.linux import children, kill_if_same, start_ticks
 from support.hand.client import public_python
 from support.waiting import wait_until
 
@@ -151,4 +151,8 @@ def pid_one(*user: str) -> Iterator[tuple[Target, tuple[str, ...]]]:
     unshare = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     with target("ticking", 4, prefix=(*unshare, *user)) as started:
         (started.pid,) = children(started.process.pid)
-        yield started, ("nsenter", f"--target={started.pid}", "--pid", "--mount")
+        ticks = start_ticks(started.pid)
+        try:
+            yield started, ("nsenter", f"--target={started.pid}", "--pid", "--mount")
+        finally:  # the change of the user has cancelled --kill-child
+            kill_if_same(started.pid, ticks, signal.SIGKILL)
