@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from chaoskit.errors import HarnessError, NodeUnreachable
@@ -21,6 +22,8 @@ ANSWER_S = 10.0
 PING_S = 3.0
 
 OnEvent = Callable[[Mapping[str, Any]], None]
+#: Waits for the answer to a request, for some seconds at most, and returns it.
+Answer = Callable[[float], dict[str, Any]]
 
 
 class HandStream(Protocol):
@@ -47,6 +50,20 @@ class HandUnable(HarnessError):
     def __init__(self, name: str, reason: str, remedy: str) -> None:
         super().__init__(f"{name}: {reason}: {remedy}")
         self.reason, self.remedy = reason, remedy
+
+
+class HandRefused(HarnessError):
+    """Error of a request that the hand refused as bad input.
+
+    Attributes:
+        field: the field that is wrong. ``ticks`` stands for a process that is gone.
+        value: the value that it holds.
+        remedy: the correction.
+    """
+
+    def __init__(self, name: str, field: str, value: object, remedy: str) -> None:
+        super().__init__(f"{name}: {field}={value!r}: {remedy}")
+        self.field, self.value, self.remedy = field, value, remedy
 
 
 class Hand:
@@ -92,14 +109,21 @@ class Hand:
         Raises:
             HandUnable: if the kernel or a tool refused.
             NodeUnreachable: if the hand has ended, or does not answer in time.
-            HarnessError: if the hand refused the request as bad input.
+            HandRefused: if the hand refused the request as bad input.
         """
-        number, line = self._request(operation, fields, limit_s)
-        if line is None:
-            with contextlib.suppress(NodeUnreachable):  # its effect may begin later
-                self._send(next(self._numbers), "lift", {"effect": number})
-            raise self._gone(operation, limit_s)
-        return {"number": number, **self._answer(line)}
+        return self.post(operation, **fields)(limit_s)
+
+    def post(self, operation: str, **fields: Any) -> Answer:
+        """Send a request, and return a function that waits for its answer. Call that once.
+
+        So one thread can make requests of many hands at a time. The function takes the seconds in
+        which the answer must come. It returns and raises the same as :meth:`ask`.
+
+        Raises:
+            NodeUnreachable: if the hand has ended.
+        """
+        number = self._post(operation, fields)
+        return partial(self._await_answer, number, operation)
 
     def kill(self, pid: int, ticks: int, *, limit_s: float = ANSWER_S) -> dict[str, Any]:
         """Kill a process, and return the evidence.
@@ -111,9 +135,10 @@ class Hand:
             ticks: its start time, which no later process with this pid has.
 
         Raises:
-            HandUnable, NodeUnreachable, HarnessError: as for :meth:`ask`.
+            HandUnable, NodeUnreachable, HandRefused: as for :meth:`ask`.
         """
-        number, line = self._request("kill", {"pid": pid, "ticks": ticks}, limit_s)
+        number = self._post("kill", {"pid": pid, "ticks": ticks})
+        line = self._await_line(number, limit_s)
         if line is not None:
             return self._answer(line)
         if number in self._killing and not self.is_open:
@@ -130,31 +155,43 @@ class Hand:
     def _answer(self, line: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer in a line of the hand.
 
-        Raises HandUnable for a refusal of the kernel, and HarnessError for one of the hand.
+        Raises HandUnable for a refusal of the kernel, and HandRefused for one of the hand.
         """
         if (unable := line.get("unable")) is not None:
             raise HandUnable(self.name, unable["reason"], unable["remedy"])
         if (error := line.get("error")) is not None:
-            raise HarnessError(
-                f"{self.name}: {error['field']}={error['value']!r}: {error['remedy']}"
-            )
+            raise HandRefused(self.name, error["field"], error["value"], error["remedy"])
         return dict(line["answer"])
 
-    def _request(
-        self, operation: str, fields: Mapping[str, Any], limit_s: float
-    ) -> tuple[int, Mapping[str, Any] | None]:
-        """Make a request, and return its number and the line that answers it.
-
-        The line is None if none came in time, or the stream has ended first. Raises NodeUnreachable if
-        the stream had ended before.
-        """
+    def _post(self, operation: str, fields: Mapping[str, Any]) -> int:
+        """Send a request, and return its number. Raises NodeUnreachable if the stream has ended."""
         number = next(self._numbers)
         self._awaited.add(number)
         try:
             self._send(number, operation, fields)
+        except NodeUnreachable:
+            self._awaited.discard(number)
+            raise
+        return number
+
+    def _await_answer(self, number: int, operation: str, limit_s: float) -> dict[str, Any]:
+        """Return the answer to a request, with its number. Raises the same as :meth:`ask`."""
+        line = self._await_line(number, limit_s)
+        if line is None:
+            with contextlib.suppress(NodeUnreachable):  # its effect may begin later
+                self._send(next(self._numbers), "lift", {"effect": number})
+            raise self._gone(operation, limit_s)
+        return {"number": number, **self._answer(line)}
+
+    def _await_line(self, number: int, limit_s: float) -> Mapping[str, Any] | None:
+        """Return the line that answers a request.
+
+        It is None if none came in time, or the stream has ended first.
+        """
+        try:
             with self._changed:
                 self._changed.wait_for(lambda: number in self._answers or self._end_reason, limit_s)
-                return number, self._answers.pop(number, None)
+                return self._answers.pop(number, None)
         finally:
             self._awaited.discard(number)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -17,10 +19,12 @@ from support.nodes import pods
 from support.waiting import wait_until
 
 from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandImage
+from chaoskit.attach.hands.hand_kernel import HandKernel
 from chaoskit.attach.hands.start import HandPod, start_hand, why_no_hand
 from chaoskit.attach.preview import preview_job
 from chaoskit.cli.app import run
-from chaoskit.errors import HarnessError
+from chaoskit.errors import HarnessError, NodeUnreachable
+from chaoskit.substrate.core.launched_ranks import LaunchedRank
 from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
 
 pytestmark = pytest.mark.skipif(
@@ -77,6 +81,43 @@ def test_a_hand_reads_the_ranks_of_processes_and_kills_one(api: KubernetesApi) -
         assert "has ended (Succeeded)" in why_no_hand(api, target(name), "main", PROCESSES, image())
         with pytest.raises(HarnessError, match="has ended"):
             start_hand(api, target(name), "main", PROCESSES, image())
+
+
+def test_the_kernel_of_a_container_is_unknown_without_its_hand_and_gone_after_its_end(
+    api: KubernetesApi,
+) -> None:
+    """The hand dies with pid 1. The status of the pod proves the end of the others."""
+    with pod("hands-kernel", RANKED, restarts=False) as name:
+
+        def is_over() -> bool:
+            return status(name)["phase"] == "Failed"
+
+        with closing(start_hand(api, target(name), "main", PROCESSES, image())) as hand:
+            kernel = HandKernel(lambda: hand, is_over)
+            root = kernel.find(1)
+            ((rank, launched),) = wait_until(
+                lambda: kernel.launched_ranks(root).items(), "the rank"
+            )
+            assert launched == LaunchedRank(3, "RANK")
+            assert kernel.tree(root) == [root, rank]
+            for process in (root, rank):
+                process.signal(signal.SIGSTOP)
+                assert process.is_stopped()
+                process.signal(signal.SIGCONT)
+                assert not process.is_stopped()
+            root.signal(signal.SIGKILL)
+            with pytest.raises(ProcessLookupError):
+                wait_until(
+                    lambda: raises_until_over(lambda: rank.signal(signal.SIGSTOP)), "the end"
+                )
+            assert rank.is_gone()
+            assert kernel.tree(root) == []
+
+
+def raises_until_over(act: Callable[[], None]) -> None:
+    """Carry out an act. Until the end of the container is proved, its hand does not answer."""
+    with contextlib.suppress(NodeUnreachable):
+        act()
 
 
 def test_the_user_of_a_target_is_found_out_by_a_first_hand(api: KubernetesApi) -> None:

@@ -17,7 +17,6 @@ from chaoskit.attach.hands.hand_container import (
     refusal_of_pod,
     user_of,
 )
-from chaoskit.attach.hands.ranks import listed_ranks, why_unread
 
 IMAGE = HandImage("registry/hand:1")
 USER = TargetUser(1000, 1001)
@@ -76,25 +75,6 @@ def test_a_pod_with_namespaces_of_its_machine_gets_no_hand_on_them() -> None:
     assert "hostPID" in refusal_of_pod(on_machine, PROCESSES)
     assert refusal_of_pod(pod(), NETWORK) == refusal_of_pod(pod(), PROCESSES) == ""
     assert "has ended" in refusal_of_pod(pod(phase="Failed"), NETWORK)
-
-
-def listed(pid: int, parent: int, rank: int | None, environ: str = "read") -> dict[str, Any]:
-    variables = {} if rank is None else {"RANK": str(rank)}
-    needs = {"needs": {"uid": 0, "gid": 0}} if environ == "denied" else {}
-    return {"pid": pid, "parent": parent, "variables": variables, "environ": environ, **needs}
-
-
-def test_a_launcher_with_a_rank_of_its_own_and_children_of_ranks_have_no_rank() -> None:
-    """A PyTorchJob gives its container a RANK, and torchrun in it starts others."""
-    launcher, loader = listed(1, 0, 1), listed(12, 10, 2)
-    processes = [launcher, listed(10, 1, 2), listed(11, 1, 3), loader, listed(20, 0, None)]
-    assert listed_ranks(processes) == {10: 2, 11: 3}
-    assert listed_ranks([listed(1, 0, 4), listed(2, 1, 4)]) == {1: 4}
-
-
-def test_processes_that_could_not_be_read_are_the_reason_for_missing_ranks() -> None:
-    assert why_unread([listed(1, 0, None)]) == "no process was started with a rank"
-    assert "uid 0, gid 0" in why_unread([listed(1, 0, None, environ="denied")])
 
 
 def test_a_hand_on_processes_has_the_user_of_its_target_and_no_capability() -> None:
