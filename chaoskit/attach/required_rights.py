@@ -12,8 +12,13 @@ from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
 from chaoskit.substrate.kubernetes.api.rights import Right
 
 
-def require_rights(api: KubernetesApi, rights: Iterable[Right]) -> None:
+def require_rights(
+    api: KubernetesApi, rights: Iterable[Right], *, everywhere: bool = False
+) -> None:
     """Refuse to begin without a right that is needed.
+
+    Args:
+        everywhere: True for rights in the whole cluster, such as those over machines.
 
     Raises:
         BadInput: if the user lacks one; it names all of them.
@@ -23,8 +28,9 @@ def require_rights(api: KubernetesApi, rights: Iterable[Right]) -> None:
         f"{verb} {right.resource}{f'.{right.group}' if right.group else ''} ({right.why})"
         for right in rights
         for verb in right.verbs
-        if not api.may(verb, right.group, right.resource)
+        if not api.may(verb, right.group, right.resource, everywhere=everywhere)
     ]
     if missing:
-        remedy = f"have these rights granted in namespace {api.namespace}: {'; '.join(missing)}"
+        where = "the whole cluster" if everywhere else f"namespace {api.namespace}"
+        remedy = f"have these rights granted in {where}: {'; '.join(missing)}"
         raise BadInput("context", api.arguments["context"], remedy)

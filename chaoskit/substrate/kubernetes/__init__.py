@@ -12,7 +12,8 @@
 * :mod:`.pods.actions`, :mod:`.backends`: actions on pods, and their backend; :mod:`.pods.network`:
   changes to the network of pods.
 * :mod:`.machine_faults`: faults of machines and the API server; :mod:`.machines.machines`,
-  :mod:`.machines.machine_commands`, :mod:`.machines.marks`: their means.
+  :mod:`.machines.machine_commands`, :mod:`.machines.marks`: their means; :mod:`.machine_pods`: the
+  pods on a machine.
 * :mod:`.installation`, :mod:`.examination`: objects that an administrator creates, and checks of a
   cluster.
 """

@@ -54,7 +54,7 @@ class PodApi:
                 except ApiError as error:
                     if not error.is_budget_refusal:
                         raise
-                    return _Refused()
+                    return RefusedEviction()
             case PodPreemption(priority_class):
                 return _Preemption(
                     self._pods, pod, *self._pods.create_preemptor(pod, priority_class)
@@ -109,7 +109,7 @@ class _Preemption(_Removal):
         return self._pods.delete_preemptor(self._preemptor)
 
 
-class _Refused:
+class RefusedEviction:
     """A pod that a budget protects from eviction. A later end is no effect of this action."""
 
     def shown(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,7 +27,6 @@ from chaoskit.substrate.kubernetes.installation import ACCOUNT
 from chaoskit.substrate.kubernetes.machines import machines, marks
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.pods import manifests, pod_placement, quotas
-from chaoskit.substrate.kubernetes.pods.actions import MachineDrain, MachineLoss, MachineTaint
 from chaoskit.substrate.kubernetes.pods.manifests import Manifest
 from chaoskit.substrate.kubernetes.session import may_write_events, new_name, require_allowed
 
@@ -36,12 +35,6 @@ _NODE = "node0"
 #: Message of the server for a pod whose resources are inconsistent or outside of a LimitRange.
 _RESOURCES = re.compile(r"\.resources\b|\bper (?:Container|Pod)\b")
 _NO_IMAGE = re.compile(r"\.image: Required value")
-#: Actions on machines -> the mark that they put on, or "" for a lever.
-_MACHINE_MARKS: Mapping[type[Action], str] = {
-    MachineLoss: "",
-    MachineDrain: marks.CORDON,
-    MachineTaint: marks.TAINT,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +95,7 @@ def _examine(
         lacks_any = lacks_any or not finding.is_there
         yield finding
     if not lacks_any:
-        actions = frozenset(_MACHINE_MARKS) if options.breakable else frozenset[type[Action]]()
+        actions = frozenset(marks.MARK_OF) if options.breakable else frozenset[type[Action]]()
         yield from examination.of_run(RunDemand(1, actions=actions))
 
 
@@ -202,7 +195,7 @@ class Examination:
             session: name of the session that already has pods; "" for none.
         """
         marks_or_levers = {
-            mark for action, mark in _MACHINE_MARKS.items() if action in demand.actions
+            mark for action, mark in marks.MARK_OF.items() if action in demand.actions
         }
         if marks_or_levers:
             yield from self._machine_findings(marks_or_levers, session)
@@ -306,20 +299,17 @@ class Examination:
 
     def _why_not_breakable(self, marks_or_levers: Iterable[str], session: str) -> str:
         """Return the reason why a machine cannot be broken, or "" if all can. Raises ApiError."""
-        namespace, is_open = self._api.namespace, self._options.strangers == "allow"
         for name in self._options.breakable:
             try:
-                node = self._api.get("Node", name)
-                pods = [] if is_open else self._api.pods_on(name)
+                reason = machines.why_not_breakable_now(
+                    self._api, self._options, name, marks_or_levers, session
+                )
             except ApiError as error:
                 if not error.is_refusal:
                     raise
                 return f"{name} cannot be read: {error}"
-            for mark_or_lever in marks_or_levers:
-                if reason := machines.why_not_breakable(
-                    node, mark_or_lever, pods, namespace, session
-                ):
-                    return reason
+            if reason:
+                return reason
         return ""
 
 

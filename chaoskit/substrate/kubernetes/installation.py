@@ -1,6 +1,6 @@
 """Objects that an administrator creates once so that users can run with few rights.
 
-There is no workload among them, and no object of the whole cluster.
+There is no workload among them. Roles of the whole cluster are optional.
 
 -> cli/machine/cluster.py prints them; kubernetes/api/rights.py has the rights of each role.
 """
@@ -14,6 +14,8 @@ from chaoskit.substrate.kubernetes.pods.manifests import ALLOWED, ALLOWED_VALUE,
 ACCOUNT, USERS = "chaoskit-driver", "chaoskit-user"
 #: The role of users that break machines, too.
 MACHINE_USERS = "chaoskit-machines"
+#: The role of users that inject faults into jobs that already run, and that of the cluster for it.
+ATTACH_USERS, ATTACH_NODE_USERS = "chaoskit-attach", "chaoskit-attach-nodes"
 #: Labels of all objects that an administrator creates.
 LABELS = {"app.kubernetes.io/name": "chaoskit", "app.kubernetes.io/component": "installation"}
 
@@ -53,6 +55,19 @@ def machine_rights() -> Manifest:
     See :mod:`chaoskit.substrate.kubernetes.machines.machines`.
     """
     return role(MACHINE_USERS, {"labels": LABELS}, rights.MACHINE_RIGHTS, kind="ClusterRole")
+
+
+def attach_roles(namespace: str) -> list[Manifest]:
+    """Return the manifests of the roles for faults in jobs that already run.
+
+    The first one is of the namespace of the jobs, which itself is left as it is. The second one is
+    of the cluster, and optional: it lets the state of nodes be seen.
+    """
+    metadata = {"namespace": namespace, "labels": LABELS}
+    return [
+        role(ATTACH_USERS, metadata, rights.of_attach_role()),
+        role(ATTACH_NODE_USERS, {"labels": LABELS}, rights.ATTACH_NODE_RIGHTS, kind="ClusterRole"),
+    ]
 
 
 def role(

@@ -1,6 +1,7 @@
 """The backend of faults that are applied to machines and to the API server from outside.
 
 -> kubernetes/machines/machines.py: which machine may be broken; machine_commands.py runs a lever.
+kubernetes/machine_pods.py: the pods on a machine.
 -> faults/kubernetes/machine.py has the faults that order these actions.
 """
 
@@ -9,13 +10,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
 
 from chaoskit.errors import HarnessError
-from chaoskit.substrate.cluster.network import COORDINATOR
 from chaoskit.substrate.core.actions import Action, Applied
 from chaoskit.substrate.core.external_commands import ExternalCommands
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.machine_pods import MachinePods
 from chaoskit.substrate.kubernetes.machines.marks import CORDON, TAINT
 from chaoskit.substrate.kubernetes.pods.actions import (
     MACHINE_ACTIONS,
@@ -25,8 +25,6 @@ from chaoskit.substrate.kubernetes.pods.actions import (
     MachineLoss,
     MachineTaint,
 )
-from chaoskit.substrate.kubernetes.pods.pods import SessionPods
-from chaoskit.substrate.kubernetes.session import Session
 
 _ASK_AGAIN_S = 0.2
 
@@ -35,25 +33,19 @@ class MachineFaults:
     """Backend of actions that external commands carry out.
 
     Args:
-        session: the session of the run.
+        api: client of the cluster.
+        pods: the pods on its machines.
         commands: runner of the external commands.
         own: machine of this process, which is not broken because the harness would be lost; "" if
             it is none of the cluster's.
-        nodes: returns the nodes of the run. The session may have other pods, which no check
-            watches.
     """
 
     actions = MACHINE_ACTIONS
 
     def __init__(
-        self,
-        session: Session,
-        commands: ExternalCommands,
-        own: str,
-        nodes: Callable[[], Sequence[str]],
+        self, api: KubernetesApi, pods: MachinePods, commands: ExternalCommands, own: str
     ) -> None:
-        self._api, self._pods, self._commands, self._own = session.api, session.pods, commands, own
-        self._nodes = nodes
+        self._api, self._pods, self._commands, self._own = api, pods, commands, own
         self._applied: list[Applied] = []
 
     def apply(self, node: str, action: Action) -> Applied:
@@ -72,7 +64,7 @@ class MachineFaults:
                 self._commands, action.lever, action.lasts_s, self._api
             )
         else:
-            applied = self._begin(action, self._pods.running(node).machine)
+            applied = self._begin(action, self._pods.machine(node))
         self._applied.append(applied)
         return applied
 
@@ -87,9 +79,7 @@ class MachineFaults:
             raise HarnessError(f"{machine} must not be broken: the harness of this run is on it")
         match action:
             case MachineLoss(lever):
-                return _LostMachine(
-                    self._commands, lever, machine, self._pods, (COORDINATOR, *self._nodes())
-                )
+                return _LostMachine(self._commands, lever, machine, self._pods)
             case MachineDrain(grace_s):
                 return _DrainedMachine(self._commands, machine, self._pods, grace_s)
             case MachineTaint():
@@ -142,14 +132,9 @@ class _LostMachine:
     """A machine that a lever takes away. Its pods are silent once that has taken effect."""
 
     def __init__(
-        self,
-        commands: ExternalCommands,
-        lever: str,
-        machine: str,
-        pods: SessionPods,
-        stations: Collection[str],
+        self, commands: ExternalCommands, lever: str, machine: str, pods: MachinePods
     ) -> None:
-        self._there = [pod for pod in pods.on(machine) if pod.station in stations and pod.lives()]
+        self._there = pods.of_run(machine)
         pods.plan_loss(machine)
         self._machine, self._pods = machine, pods
         self._command = _BegunCommand(commands, lever, machine)
@@ -158,13 +143,13 @@ class _LostMachine:
         if not self._command.is_done():
             return 0
         for pod in self._there:
-            pod.kernel.is_doubted = True
-        return 2 if self._there and all(pod.fell_silent for pod in self._there) else 1
+            pod.expect_silence()
+        return 2 if self._there and all(pod.is_silent() for pod in self._there) else 1
 
     def lift(self) -> bool:
         self._pods.expect_back(self._machine)
         for pod in self._there:
-            pod.kernel.is_doubted = False
+            pod.expect_answers()
         self._command.undo()
         return True
 
@@ -176,13 +161,13 @@ class _TaintedMachine:
     pods. The effect is shown once the taint is set and all pods that were there are over.
     """
 
-    def __init__(self, commands: ExternalCommands, machine: str, pods: SessionPods) -> None:
-        self._there, self._pods = pods.on(machine), pods
+    def __init__(self, commands: ExternalCommands, machine: str, pods: MachinePods) -> None:
+        self._there = pods.on(machine)
         pods.plan_loss(machine)
         self._command = _BegunCommand(commands, TAINT, machine)
 
     def shown(self) -> int:
-        return int(self._command.is_done() and all(map(self._pods.is_over, self._there)))
+        return int(self._command.is_done() and all(pod.is_over() for pod in self._there))
 
     def lift(self) -> bool:
         self._command.undo()
@@ -193,9 +178,9 @@ class _DrainedMachine:
     """A machine that is cordoned first, so that the pods that are evicted then cannot come back."""
 
     def __init__(
-        self, commands: ExternalCommands, machine: str, pods: SessionPods, grace_s: int
+        self, commands: ExternalCommands, machine: str, pods: MachinePods, grace_s: int
     ) -> None:
-        self._there, self._pods = pods.on(machine), pods
+        self._there = pods.on(machine)
         self._command = _BegunCommand(commands, CORDON, machine)
         self._alive = [pod for pod in self._there if pod.lives()]
         self._evicting = threading.Thread(
@@ -212,7 +197,7 @@ class _DrainedMachine:
             if self._is_lifted.is_set():
                 return
             try:
-                self._pods.evict(pod, grace_s)
+                pod.evict(grace_s)
             except ApiError as error:
                 if not error.is_budget_refusal:
                     self._failure = str(error)
@@ -227,7 +212,7 @@ class _DrainedMachine:
             raise HarnessError(self._failure)
         if self._is_refused:
             return 0
-        return int(is_cordoned and all(map(self._pods.is_over, self._there)))
+        return int(is_cordoned and all(pod.is_over() for pod in self._there))
 
     def lift(self) -> bool:
         self._is_lifted.set()

@@ -40,6 +40,7 @@ from chaoskit.substrate.kubernetes import template
 from chaoskit.substrate.kubernetes.backends import PodApi
 from chaoskit.substrate.kubernetes.command_cluster import PodCommandCluster
 from chaoskit.substrate.kubernetes.machine_faults import MachineFaults
+from chaoskit.substrate.kubernetes.machine_pods import SessionMachinePods
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pods.actions import MACHINE_ACTIONS, POD_ACTIONS
 from chaoskit.substrate.kubernetes.pods.manifests import (
@@ -345,10 +346,10 @@ class KubernetesSubstrate(SupervisedSubstrate):
     def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         yield PodApi(self._pods)
         yield MachineFaults(
-            self._warm_session,
+            self._warm_session.api,
+            SessionMachinePods(self._pods, lambda: (COORDINATOR, *cluster.nodes)),
             self._commands_of_run(),
             self._options.own_machine,
-            lambda: cluster.nodes,
         )
         supported = supported_actions(self.link(COORDINATOR))
         home = self.files.home(cluster.run_directory)

@@ -285,33 +285,50 @@ class KubernetesApi:
         return True
 
     def delete(
-        self, kind: str, name: str, *, grace_s: int | None = None, owned_first: bool = False
+        self,
+        kind: str,
+        name: str,
+        *,
+        grace_s: int | None = None,
+        owned_first: bool = False,
+        uid: str = "",
     ) -> bool:
         """Delete an object and all that it owns, and do not wait for the end.
 
-        Return whether there was one. Raises ApiError.
+        Return whether there was one. Raises ApiError, with status 409 for another UID.
 
         Args:
             grace_s: seconds that processes of a pod get to end; None for the pod's own.
             owned_first: True to delete the owned objects first; else they are deleted in the background.
+            uid: identifier that the object must have; "" for any.
         """
-        query = [("propagationPolicy", "Foreground" if owned_first else "Background")]
+        options: dict[str, Any] = {
+            "propagationPolicy": "Foreground" if owned_first else "Background"
+        }
         if grace_s is not None:
-            query.append(("gracePeriodSeconds", str(grace_s)))
+            options["gracePeriodSeconds"] = grace_s
+        if uid:
+            options["preconditions"] = {"uid": uid}
         try:
-            self._request_json("DELETE", f"{self._path(kind)}/{name}", query)
+            self._request_json("DELETE", f"{self._path(kind)}/{name}", body=options)
         except ApiError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
             return False
         return True
 
-    def evict(self, pod: str, grace_s: int) -> None:
+    def evict(self, pod: str, grace_s: int, *, uid: str = "") -> None:
         """Evict a pod, and do not wait for its end.
 
-        Raises ApiError, such as for a refusal by a PodDisruptionBudget (``is_budget_refusal``).
+        Raises ApiError, such as for a refusal by a PodDisruptionBudget (``is_budget_refusal``), and
+        with status 409 for another UID.
+
+        Args:
+            uid: identifier that the pod must have; "" for any.
         """
-        options = {"gracePeriodSeconds": grace_s}
+        options: dict[str, Any] = {"gracePeriodSeconds": grace_s}
+        if uid:
+            options["preconditions"] = {"uid": uid}
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -374,6 +391,18 @@ class KubernetesApi:
         limits_s = (ANSWER_S, silence_s)
         answer = self._open("GET", f"{self._path('Pod')}/{pod}/log", query, limit_s=limits_s)
         return LogStream(answer)
+
+    def ask_kubelet(self, pod: str, container: str, limit_s: float) -> None:
+        """Read a byte of the log of a container, which the kubelet of its machine answers.
+
+        The request is made once.
+
+        Raises:
+            ApiError: if the server refuses the request, or no answer came within the limit.
+        """
+        query = [("container", container), ("tailLines", "1"), ("limitBytes", "1")]
+        path = f"{self._path('Pod')}/{pod}/log"
+        self._request_once("GET", path, query, limit_s=limit_s)
 
     def version(self) -> str:
         """Return the version of the server. Raises ApiError."""

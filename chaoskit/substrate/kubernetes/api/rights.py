@@ -132,6 +132,32 @@ HAND_RIGHTS = (
     Right("pods/ephemeralcontainers", ("patch",), "the container of a hand"),
     Right("pods/attach", ("create", "get"), "requests to a hand, and its answers"),
 )
+_OTHER_POD = Right("pods", ("get",), "the proof that a pod of the same name is another one")
+#: Further rights of such a user for faults that delete pods, also for nodes that are lost.
+DELETE_RIGHTS = (Right("pods", ("delete",), "the faults DeletePod and LoseNode"), _OTHER_POD)
+#: Further rights of such a user for faults that evict pods.
+EVICT_RIGHTS = (
+    Right("pods/eviction", ("create",), "the faults EvictPod and DrainMachine"),
+    _OTHER_POD,
+)
+#: Further rights of such a user for faults that let the scheduler preempt pods.
+PREEMPT_RIGHTS = (
+    Right(
+        "pods",
+        ("create", "delete", "get", "list"),
+        "the pod for which the fault PreemptPod lets the scheduler preempt another one",
+    ),
+    Right("events", ("list",), "the proof that the scheduler preempted a pod"),
+)
+#: Further rights of such a user for faults that kill the first process of a container.
+CRASH_RIGHTS = (
+    Right("pods", ("get",), "the container that the fault KillContainer kills"),
+    *HAND_RIGHTS,
+)
+#: Further rights of such a user for the loss of a machine, which is proved by its silence.
+SILENCE_RIGHTS = (
+    Right("pods/log", ("get",), "requests that the machine of the fault LoseMachine must answer"),
+)
 #: Resources and groups of the objects of such jobs, by kind.
 _JOB_RESOURCES = {
     "StatefulSet": ("statefulsets", "apps"),
@@ -145,6 +171,25 @@ _JOB_RESOURCES = {
 ATTACH_NODE_RIGHTS = (
     Right("nodes", ("list",), "the readiness of the nodes of the pods"),
     Right("nodes", ("watch",), "changes of that readiness"),
+)
+#: Kinds of the objects of each kind of jobs. The last one owns the pods.
+ATTACH_KINDS = (
+    ("StatefulSet",),
+    ("Job",),
+    ("JobSet",),
+    ("TrainJob", "JobSet"),
+    ("PyTorchJob",),
+    ("HyperPodPyTorchJob",),
+)
+#: Rights of such a user beside those to find and follow jobs.
+ATTACH_LISTS = (
+    LOG_RIGHTS,
+    HAND_RIGHTS,
+    DELETE_RIGHTS,
+    EVICT_RIGHTS,
+    PREEMPT_RIGHTS,
+    CRASH_RIGHTS,
+    SILENCE_RIGHTS,
 )
 _OF_DRIVEN = ("pods/portforward",)
 
@@ -165,6 +210,13 @@ def of_attach(kinds: Iterable[str]) -> tuple[Right, ...]:
         for resource, group in resources[-1:]
     ]
     return (*ATTACH_RIGHTS, *to_find, *to_follow)
+
+
+def of_attach_role() -> tuple[Right, ...]:
+    """Return the rights of the role for users that inject faults into jobs of any kind."""
+    to_find = [right for kinds in ATTACH_KINDS for right in of_attach(kinds)]
+    further = [right for rights in ATTACH_LISTS for right in rights]
+    return tuple(dict.fromkeys([*to_find, *further]))
 
 
 def of_session(options: KubernetesOptions) -> tuple[Right, ...]:

@@ -13,7 +13,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -34,6 +34,9 @@ from chaoskit.substrate.undo import CommandEntry, UndoLog
 PROTECTED = "chaoskit.dev/protect"
 #: Annotation of a broken machine, with a :class:`BrokenMachine` as JSON.
 BROKEN = "chaoskit.dev/broken"
+#: Prefix of the names of runs on a job that already ran. They have no Job of their own, so that
+#: another process cannot know that such a run is over.
+ATTACHED = "attached-"
 _BACK_S, _LOOK_S = 600.0, 0.5
 
 
@@ -41,7 +44,7 @@ class BrokenMachine(msgspec.Struct, frozen=True):
     """The annotation of a broken machine, with which any process can repair it.
 
     Attributes:
-        session: namespace and name of the session, with a slash between them.
+        session: namespace and name of the session or the attached run, with a slash between them.
         how: the mark or the lever that broke it.
     """
 
@@ -55,13 +58,21 @@ class Machines:
     A machine that runs pods of others is not broken, unless the option ``strangers`` allows it.
 
     Args:
-        session: name of the session whose pods may run on a broken machine.
+        session: name of the session whose pods may run on a broken machine, or of an attached run.
+        own_uids: returns the identifiers of the pods that may run on a broken machine; None for
+            the pods of the session. It may raise ApiError.
     """
 
     def __init__(
-        self, api: KubernetesApi, session: str, options: KubernetesOptions, undo: UndoLog
+        self,
+        api: KubernetesApi,
+        session: str,
+        options: KubernetesOptions,
+        undo: UndoLog,
+        own_uids: Callable[[], Collection[str]] | None = None,
     ) -> None:
         self._api, self._session, self._options, self._undo = api, session, options, undo
+        self._own_uids = own_uids
         self._broken: set[str] = set()
         self._lock = threading.Lock()
 
@@ -222,14 +233,40 @@ class Machines:
                 f"{machine} is not broken: the process that would have to repair it runs there"
             )
         try:
-            node = self._api.get("Node", machine)
-            pods = [] if self._options.strangers == "allow" else self._api.pods_on(machine)
+            reason = why_not_breakable_now(
+                self._api, self._options, machine, [mark_or_lever], self._session, self._own_uids
+            )
         except ApiError as error:
             raise HarnessError(f"it is unknown whether {machine} may be broken: {error}") from error
-        if reason := why_not_breakable(
-            node, mark_or_lever, pods, self._api.namespace, self._session
-        ):
+        if reason:
             raise HarnessError(reason)
+
+
+def why_not_breakable_now(
+    api: KubernetesApi,
+    options: KubernetesOptions,
+    machine: str,
+    marks_or_levers: Iterable[str],
+    session: str,
+    own_uids: Callable[[], Collection[str]] | None = None,
+) -> str:
+    """Return the reason for which a machine may not be broken at present, or "" if it may.
+
+    Args:
+        marks_or_levers: marks and levers, for each of which it must be breakable.
+        session: name of the session or the attached run; "" for a session without objects.
+        own_uids: as in :class:`Machines`.
+
+    Raises:
+        ApiError: if the server refuses a request or does not answer.
+    """
+    node = api.get("Node", machine)
+    pods = [] if options.strangers == "allow" else api.pods_on(machine)
+    uids = own_uids() if own_uids is not None and pods else None
+    for mark_or_lever in marks_or_levers:
+        if reason := why_not_breakable(node, mark_or_lever, pods, api.namespace, session, uids):
+            return reason
+    return ""
 
 
 def why_not_breakable(
@@ -238,6 +275,7 @@ def why_not_breakable(
     pods: Iterable[Mapping[str, Any]],
     namespace: str,
     session: str,
+    own_uids: Collection[str] | None = None,
 ) -> str:
     """Return the reason for which a session may not break a machine, or "" if it may.
 
@@ -247,6 +285,7 @@ def why_not_breakable(
         pods: the pods on the machine; none if others' pods do not matter.
         namespace: namespace of the session.
         session: name of the session; "" for a session that has no objects yet.
+        own_uids: identifiers of the pods that are not others'; None for the pods of the session.
     """
     machine = node["metadata"]["name"]
     if PROTECTED in node["metadata"].get("labels", {}):
@@ -257,20 +296,24 @@ def why_not_breakable(
     if broken is not None and broken.session != f"{namespace}/{session}":
         remedy = f"if it works again: kubectl annotate node {machine} {BROKEN}-"
         return f"{machine} is not broken: session {broken.session} has broken it before; {remedy}"
-    if strangers := sorted(_strangers(pods, session)):
+    if strangers := sorted(_strangers(pods, session, own_uids)):
         remedy = "drain it, or use the option strangers=allow"
         return f"{machine} may not be broken: others' pods run there ({', '.join(strangers)}); {remedy}"
     return ""
 
 
-def _strangers(pods: Iterable[Mapping[str, Any]], session: str) -> Iterator[str]:
-    """Yield the names of live pods that do not belong to this session or to every machine."""
+def _strangers(
+    pods: Iterable[Mapping[str, Any]], session: str, own_uids: Collection[str] | None
+) -> Iterator[str]:
+    """Yield the names of live pods that are others' and do not belong to every machine."""
     for pod in pods:
         metadata = pod["metadata"]
-        is_of_session = (
+        is_own = (
             bool(session) and metadata.get("labels", {}).get(manifests.SESSION) == session
+            if own_uids is None
+            else metadata["uid"] in own_uids
         )
-        if not (is_of_session or _is_everywhere(metadata) or has_ended(pod)):
+        if not (is_own or _is_everywhere(metadata) or has_ended(pod)):
             yield f"{metadata['namespace']}/{metadata['name']}"
 
 
@@ -336,10 +379,10 @@ def _put_back(
 def _is_gone(api: KubernetesApi, session: str) -> bool:
     """Return whether a session belonged to this namespace and does not exist any more.
 
-    Raises ApiError if the server does not answer.
+    That is unknown of an attached run, and False. Raises ApiError if the server does not answer.
     """
     namespace, _, name = session.partition("/")
-    if namespace != api.namespace:
+    if namespace != api.namespace or name.startswith(ATTACHED):
         return False
     try:
         api.get("Job", name)

@@ -16,13 +16,17 @@ from http import HTTPStatus
 from typing import Any
 
 from chaoskit.errors import HarnessError
+from chaoskit.substrate.core.actions import Action
 from chaoskit.substrate.core.external_commands import NotPutBack
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.pods.actions import MachineDrain, MachineLoss, MachineTaint
 from chaoskit.substrate.undo import CommandEntry, UndoLog
 
 #: Names of marks. A cordon keeps new pods off a machine; a taint also ends the present ones.
 CORDON, TAINT = "cordon", "taint"
 MARKS = (CORDON, TAINT)
+#: Actions on machines -> the mark that they put on, or "" for a lever.
+MARK_OF: Mapping[type[Action], str] = {MachineLoss: "", MachineDrain: CORDON, MachineTaint: TAINT}
 _KEY = "chaoskit.dev/fault"
 _TRIES = 5  # attempts; other clients may change the same object
 

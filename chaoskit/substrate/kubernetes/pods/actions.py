@@ -1,6 +1,7 @@
 """Actions on pods, on machines below them, and on the API server, as data.
 
--> kubernetes/backends.py carries out the actions on pods; kubernetes/machine_faults.py the others.
+-> kubernetes/backends.py carries out the actions on pods of a session; attach/pods/pod_backend.py
+those on pods of an attached job; kubernetes/machine_faults.py the others.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ class PodPreemption(Action, frozen=True):
 
 
 class ContainerCrash(Action, frozen=True):
-    """End all processes of the container at once, as a kill does. Shown: 1 when the pod is gone."""
+    """End all processes of the container at once, as a kill does.
+
+    Shown: 1 when the pod is gone. In an attached job the pod lives on, and it is 1 when that life
+    of the container is over.
+    """
 
 
 class PodHindrance(Action, frozen=True):
@@ -59,7 +64,8 @@ class MachineLoss(Action, frozen=True):
     """Run the lever, a command of the user, that takes the machine of the pod away.
 
     Lifted, its undo command runs. Shown: 1 when the lever's command has succeeded, 2 when also no
-    supervisor of a pod there answers any more.
+    supervisor of a pod there answers any more. Below an attached job it is 2 when the machine's
+    kubelet answers the API server no more.
     """
 
     lever: str

@@ -329,30 +329,55 @@ def preemptor(like: Manifest, place: str, machine: str, priority_class: str) -> 
     node = next(
         candidate for candidate in spec["containers"] if candidate["name"] == template.CONTAINER
     )
-    container = {
-        name: node[name]
-        for name in ("name", "image", "imagePullPolicy", "securityContext")
-        if name in node
+    metadata = {
+        "name": like["metadata"]["name"],
+        "labels": {name: like["metadata"]["labels"][name] for name in (SESSION, STATION, PLACE)},
+        "ownerReferences": like["metadata"].get("ownerReferences", []),
     }
+    command = [node["command"][0], "-c", ""]
+    beside = {PLACE: place}
+    return preempting_pod(metadata, spec, node, command, beside, machine, priority_class)
+
+
+def preempting_pod(
+    metadata: Mapping[str, Any],
+    like: Mapping[str, Any],
+    container: Mapping[str, Any],
+    command: Sequence[str],
+    beside: Mapping[str, str],
+    machine: str,
+    priority_class: str,
+) -> Manifest:
+    """Return a pod for one machine that may not run beside other pods, and requests no resources.
+
+    Args:
+        metadata: metadata of the pod.
+        like: specification of a pod that the cluster admits. Fields that do not restrict the
+            placement are copied from it.
+        container: a container of that pod, whose image is used.
+        command: its command.
+        beside: labels of the pods beside which it cannot run.
+        machine: the machine on which it must run.
+        priority_class: its priority class.
+    """
+    copied = ("name", "image", "imagePullPolicy", "securityContext")
     # a namespace may set requests that are not given
     no_requests = dict.fromkeys(resources.PLAIN, "0")
-    container |= {"command": [node["command"][0], "-c", ""], "resources": {"requests": no_requests}}
+    own_container = {
+        **{name: container[name] for name in copied if name in container},
+        "command": list(command),
+        "resources": {"requests": no_requests},
+    }
     anti_affinity = {
         "topologyKey": "kubernetes.io/hostname",
-        "labelSelector": {"matchLabels": {PLACE: place}},
+        "labelSelector": {"matchLabels": dict(beside)},
     }
     manifest: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "name": like["metadata"]["name"],
-            "labels": {
-                name: like["metadata"]["labels"][name] for name in (SESSION, STATION, PLACE)
-            },
-            "ownerReferences": like["metadata"].get("ownerReferences", []),
-        },
+        "metadata": dict(metadata),
         "spec": {
-            **{name: spec[name] for name in _PREEMPTOR_FIELDS if name in spec},
+            **{name: like[name] for name in _PREEMPTOR_FIELDS if name in like},
             "restartPolicy": "Never",
             "priorityClassName": priority_class,
             "affinity": {
@@ -360,7 +385,7 @@ def preemptor(like: Manifest, place: str, machine: str, priority_class: str) -> 
                     "requiredDuringSchedulingIgnoredDuringExecution": [anti_affinity]
                 }
             },
-            "containers": [container],
+            "containers": [own_container],
         },
     }
     pod_placement.only_on(manifest, [machine])

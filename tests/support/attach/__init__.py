@@ -1,0 +1,1 @@
+"""Attached jobs for tests: their pods as a watch sees them."""
