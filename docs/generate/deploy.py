@@ -13,7 +13,11 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.journal.writer import own_version
-from chaoskit.substrate.kubernetes.installation import installation, machine_rights
+from chaoskit.substrate.kubernetes.installation import (
+    attach_roles,
+    installation,
+    machine_rights,
+)
 from chaoskit.substrate.kubernetes.nights import NightlyJob, nightly_job
 from chaoskit.substrate.kubernetes.pods.manifests import Manifest
 
@@ -36,6 +40,10 @@ VALUES = {
     "machines": (
         False,
         "Whether there is a role of the cluster for people that break machines (LoseMachine).",
+    ),
+    "attach": (
+        False,
+        "Whether there are roles for people that break jobs of the namespace that run already.",
     ),
     "nightly": (
         False,
@@ -66,6 +74,9 @@ def files() -> Mapping[str, str]:
         "base/kustomization.yaml": _GENERATED
         + _yaml([kustomization | {"resources": ["chaoskit.yaml"]}]),
         "base/chaoskit.yaml": _GENERATED + _yaml(installation("chaos", "restricted")),
+        "attach/kustomization.yaml": _GENERATED
+        + _yaml([kustomization | {"resources": ["roles.yaml"]}]),
+        "attach/roles.yaml": _GENERATED + _yaml(attach_roles("default")),
         "chart/Chart.yaml": _GENERATED
         + _yaml(
             [
@@ -81,6 +92,9 @@ def files() -> Mapping[str, str]:
         "chart/templates/chaoskit.yaml": _GENERATED + _yaml(others),
         "chart/templates/nightly.yaml": _only_if(
             "nightly", _yaml(nightly_job("{{ .Values.namespace }}", _chosen()))
+        ),
+        "chart/templates/attach.yaml": _only_if(
+            "attach", _yaml(attach_roles("{{ .Values.namespace }}"))
         ),
         "chart/templates/machines.yaml": _only_if("machines", _yaml([machine_rights()])),
     }

@@ -13,8 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from chaoskit.attach.jobs.find import object_kinds
+from chaoskit.attach.jobs.kinds import KINDS
+from chaoskit.cli.app import run
 from chaoskit.substrate.kubernetes.api import rights
-from chaoskit.substrate.kubernetes.installation import installation, machine_rights
+from chaoskit.substrate.kubernetes.installation import (
+    attach_roles,
+    installation,
+    machine_rights,
+)
 from chaoskit.substrate.kubernetes.nights import NightlyJob, nightly_job
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +79,7 @@ def test_the_base_is_what_the_command_prints() -> None:
         ({}, installation("chaos", "restricted")),
         ({"namespace": "a-b", "podSecurity": "baseline"}, installation("a-b", "baseline")),
         ({"createNamespace": False}, installation("chaos", "restricted")[1:]),
+        ({"attach": True}, [*installation("chaos", "restricted"), *attach_roles("chaos")]),
         ({"machines": True}, [*installation("chaos", "restricted"), machine_rights()]),
         (
             {
@@ -100,3 +108,37 @@ def test_each_right_has_its_reason() -> None:
         assert "; ".join(made["metadata"]["annotations"].values()) == "; ".join(
             right.why for right in granted
         )
+
+
+def test_the_roles_of_attach_are_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["cluster", "manifests", "--attach", "--namespace", "ml"]) == 0
+    assert documents(capsys.readouterr().out) == attach_roles("ml")
+    (kustomization,) = documents((DEPLOY / "attach" / "kustomization.yaml").read_text())
+    (resource,) = kustomization["resources"]
+    assert documents((DEPLOY / "attach" / resource).read_text()) == attach_roles("default")
+
+
+def test_the_role_of_attach_has_exactly_the_rights_that_are_checked() -> None:
+    """Each right is asked for by the code that finds, follows and breaks jobs, and none is missing."""
+    job_kinds = [object_kinds(kind) for kind in KINDS.values()]
+    checked = {right for kinds in filter(None, job_kinds) for right in rights.of_attach(kinds)}
+    checked |= {*rights.LOG_RIGHTS, *rights.HAND_RIGHTS}
+    assert {*rights.of_attach_role()} >= checked
+    assert set(job_kinds) - {()} == set(rights.ATTACH_KINDS)
+    further = {right for listed in rights.ATTACH_LISTS for right in listed}
+    assert {*rights.of_attach_role()} == checked | further
+
+
+def test_the_roles_of_attach_have_a_rule_for_each_reason() -> None:
+    granted = (rights.of_attach_role(), rights.ATTACH_NODE_RIGHTS)
+    for made, listed in zip(attach_roles("ml"), granted, strict=True):
+        assert made["rules"] == [
+            {"apiGroups": [right.group], "resources": [right.resource], "verbs": list(right.verbs)}
+            for right in listed
+        ]
+        for right in listed:
+            key = f"chaoskit.dev/{right.resource.replace('/', '.')}"
+            assert right.why in made["metadata"]["annotations"][key].split("; ")
+    assert [made["kind"] for made in attach_roles("ml")] == ["Role", "ClusterRole"]

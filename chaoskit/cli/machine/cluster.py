@@ -28,7 +28,7 @@ from chaoskit.plaintext import echo
 from chaoskit.report.tables import Column, DataTable
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.examination import ClusterFinding, examine_cluster
-from chaoskit.substrate.kubernetes.installation import installation, machine_rights
+from chaoskit.substrate.kubernetes.installation import attach_roles, installation, machine_rights
 from chaoskit.substrate.kubernetes.nights import NightlyJob, nightly_job
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pods import manifests
@@ -134,6 +134,13 @@ def show_manifests(
             "--machines", help="Add a ClusterRole for users that inject faults into machines."
         ),
     ] = False,
+    attach: Annotated[
+        bool,
+        typer.Option(
+            "--attach",
+            help="Print only the roles for faults in jobs that already run in the namespace.",
+        ),
+    ] = False,
     nightly: Annotated[
         str,
         typer.Option(
@@ -147,11 +154,16 @@ def show_manifests(
 
     They are a namespace that allows runs, the service account of drivers in it, and a role for
     users with few rights. Nothing is started. The same manifests are in deploy/, for kustomize and
-    for Helm.
+    for Helm. With --attach they are roles for the namespace of other jobs, which stays as it is.
 
     Example: [cyan]chaoskit cluster manifests --namespace chaos | kubectl apply -f -[/]
     """
-    objects = [*installation(namespace, security), *([machine_rights()] if machines else [])]
+    if attach and nightly:
+        raise BadInput(
+            "nightly", nightly, "leave it out: print the roles of --attach by themselves"
+        )
+    objects = attach_roles(namespace) if attach else installation(namespace, security)
+    objects += [machine_rights()] if machines else []
     objects += nightly_job(namespace, NightlyJob(nightly)) if nightly else []
     documents = [msgspec.yaml.encode(kubernetes_object).decode() for kubernetes_object in objects]
     sys.stdout.write("---\n".join(documents))

@@ -1,0 +1,109 @@
+"""The hands by which a fault acts on a job that already runs, from facts of the fault's class.
+
+Nothing is asked of a cluster. A fault that no hand can do is refused with a remedy.
+
+-> ``attach/fault_preview.py`` shows the hands. ``docs/attach.md`` has the table of all faults.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES
+from chaoskit.errors import BadInput
+from chaoskit.faults import Fault
+from chaoskit.substrate.core.actions import (
+    Action,
+    BreakDisk,
+    CapCpu,
+    CapMemory,
+    CapPids,
+    CapProcessCpu,
+    CapProcessMemory,
+    CapWrites,
+    Freeze,
+)
+from chaoskit.substrate.core.traffic import Block, Degrade, Narrow, Unplug
+from chaoskit.substrate.kubernetes.pods.actions import (
+    ApiServerStop,
+    ContainerCrash,
+    MachineDrain,
+    MachineLoss,
+    MachineTaint,
+    PodDeletion,
+    PodEviction,
+    PodHindrance,
+    PodPreemption,
+)
+
+FaultHand = Literal["processes", "network", "API", "machine"]
+
+API: FaultHand = "API"
+MACHINE: FaultHand = "machine"
+FAULT_HANDS: tuple[FaultHand, ...] = (PROCESSES, NETWORK, API, MACHINE)
+
+#: Actions on a machine, which strike all pods of the job that are on it.
+MACHINE_WIDE: frozenset[type[Action]] = frozenset({MachineLoss, MachineDrain, MachineTaint})
+_HANDS: dict[type[Action], FaultHand] = {
+    Block: NETWORK,
+    Narrow: NETWORK,
+    CapProcessCpu: PROCESSES,
+    ContainerCrash: PROCESSES,
+    PodDeletion: API,
+    PodEviction: API,
+    PodPreemption: API,
+    MachineDrain: API,
+    MachineTaint: API,
+    MachineLoss: MACHINE,
+}
+_NO_CGROUP = "no hand may change the cgroup of its target"
+#: Remedies for actions that no hand can do.
+_REMEDIES: dict[type[Action], str] = {
+    CapCpu: f"use Straggle(how='quota'), or lower the CPU limit of the job's pods: {_NO_CGROUP}",
+    Degrade: "use Loss or Bandwidth: no hand can delay packets",
+    Unplug: "use Cut: no hand may take down the link of its pod",
+    Freeze: "use how='signal', which stops each process: no hand has the kernel's freezer",
+    BreakDisk: "run the job by chaoskit: no hand can put a disk below a container that runs",
+    CapMemory: f"lower the memory limit of the job's pods: {_NO_CGROUP}",
+    CapProcessMemory: f"lower the memory limit of the job's pods: {_NO_CGROUP}",
+    CapPids: f"lower the limit of processes of the job's nodes: {_NO_CGROUP}",
+    CapWrites: f"run the job by chaoskit: {_NO_CGROUP}",
+    PodHindrance: "use DeletePod: new pods are made by the job's controller, not by chaoskit",
+    ApiServerStop: "use LoseMachine: other users, and hands themselves, need the API server",
+}
+_ALTERNATIVES = "use a fault such as Kill, Hang, KillNode, Cut or DeletePod"
+_NO_LOSS = (
+    "use DeletePod, or LoseMachine for a power cut: no hand can silence a pod that it deletes"
+)
+
+
+def hand_of(fault: Fault) -> frozenset[FaultHand]:
+    """Return the hands that a fault needs.
+
+    Args:
+        fault: the fault.
+
+    Raises:
+        BadInput: if no hand can do it; the remedy names what would make it possible.
+    """
+    for action in fault.needs:
+        if action in _REMEDIES:
+            raise BadInput("faults", str(fault), _REMEDIES[action])
+        if action not in _HANDS:
+            remedy = f"{_ALTERNATIVES}: no hand carries out {action.__name__}"
+            raise BadInput("faults", str(fault), remedy)
+    if fault.of_runtime and not strikes_machine(fault):
+        remedy = "or run the job by chaoskit: it strikes a part of chaoskit's runtime"
+        raise BadInput("faults", str(fault), f"{_ALTERNATIVES}, {remedy}")
+    if not fault.from_outside:
+        remedy = "or run the job by chaoskit: it acts inside a process, by a hook of chaoskit"
+        raise BadInput("faults", str(fault), f"{_ALTERNATIVES}, {remedy}")
+    hands = frozenset(_HANDS[action] for action in fault.needs)
+    if fault.ends_node and hands == {NETWORK}:
+        raise BadInput("faults", str(fault), _NO_LOSS)
+    return hands or frozenset({PROCESSES})
+
+
+def strikes_machine(fault: Fault) -> bool:
+    """Return True if a fault strikes all pods on the machine of its target."""
+    return bool(fault.needs) and MACHINE_WIDE.issuperset(fault.needs)
