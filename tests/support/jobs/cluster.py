@@ -19,6 +19,7 @@ _GROUPS = {
     "Job": "/apis/batch/v1",
     "Service": "/api/v1",
     "Pod": "/api/v1",
+    "PersistentVolumeClaim": "/api/v1",
     "JobSet": "/apis/jobset.x-k8s.io/v1alpha2",
     "TrainJob": "/apis/trainer.kubeflow.org/v1alpha1",
     "TrainingRuntime": "/apis/trainer.kubeflow.org/v1alpha1",
