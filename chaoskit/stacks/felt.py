@@ -21,7 +21,7 @@ PAUSE_STEPS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Felt:
-    """The first effect in the log that a fault can have caused.
+    """The effect in the log that a fault can have caused.
 
     Attributes:
         step: the last new step before it; -1 if there was none.
@@ -50,27 +50,31 @@ def usual_step_s(course: Course, before_ns: float) -> float:
     return median(pauses) if pauses else 0.0
 
 
-def look(course: Course, done_ns: int, until_ns: float) -> Felt | None:
+def look(course: Course, done_ns: int, until_ns: float, settle_s: float = 0.0) -> Felt | None:
     """Return the effect of a fault in force from ``done_ns`` on, before another at ``until_ns``.
 
     A log that goes back is an effect at any time. A pause is an effect if it begins soon after the
-    fault. Return None if the log shows no effect.
+    fault. Of several, the one with the longest pause counts: a busy machine makes short ones, too.
+    Return None if the log shows no effect.
 
     Args:
         done_ns: time at which the fault was in force.
         until_ns: time of the next fault; infinity for none.
+        settle_s: seconds for which a struck process may still live.
     """
     step_s = usual_step_s(course, done_ns)
-    records = [record for record in course.records if done_ns < record[0]]
+    soon_s = settle_s + PAUSE_STEPS * step_s
     before = (done_ns, course.highest_before(done_ns))
-    for record in records:
+    longest: Felt | None = None
+    for record in [record for record in course.records if done_ns < record[0]]:
         if before[0] > until_ns:
-            return None
+            return longest
         back = course.went_back(before[0], record[0])
         pause_s = (record[0] - before[0]) / 1e9
-        is_soon = (before[0] - done_ns) / 1e9 <= PAUSE_STEPS * step_s
-        if back is not None or (step_s > 0 and is_soon and pause_s > PAUSE_STEPS * step_s):
-            return Felt(before[1], back, pause_s, record)
+        is_soon = (before[0] - done_ns) / 1e9 <= soon_s
+        is_pause = step_s > 0 and is_soon and pause_s > PAUSE_STEPS * step_s
+        if (back is not None or is_pause) and (longest is None or pause_s > longest.pause_s):
+            longest = Felt(before[1], back, pause_s, record)
         before = record
     back = course.went_back(before[0], float("inf"))
-    return Felt(before[1], back, 0.0, None) if back is not None else None
+    return Felt(before[1], back, 0.0, None) if back is not None else longest

@@ -334,12 +334,25 @@ def course(*shown: tuple[float, int]) -> Course:
             [*((10.0 + step, 10 + step) for step in range(10)), (40.0, 20)],
             None,
         ),  # a long pause after the fault
+        (
+            [(10.0, 10), (13.5, 11), (14.0, 12), (30.0, 9), (31.0, 12), (33.0, 13)],
+            Felt(12, 9, 19.0, (33 * SECOND, 13)),
+        ),  # a busy machine made a short pause before the training went back
     ],
 )
 def test_a_recovery_begins_where_the_fault_was_felt(
     after: list[tuple[float, int]], felt: Felt | None
 ) -> None:
     assert look(course(*after), int(9.3 * SECOND), math.inf) == felt
+
+
+def test_a_pause_may_begin_when_the_struck_process_has_ended() -> None:
+    """The processes of a deleted pod live for a second, and the log goes on until then."""
+    log = course(*((10.0 + step, 10 + step) for step in range(6)), (40.0, 16))
+    assert look(log, int(9.3 * SECOND), math.inf) is None
+    assert look(log, int(9.3 * SECOND), math.inf, settle_s=3.0) == Felt(
+        15, None, 25.0, (40 * SECOND, 16)
+    )
 
 
 def test_a_line_that_a_rank_wrote_before_it_was_struck_is_no_recovery() -> None:
