@@ -73,6 +73,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="image with chaoskit in it, for the substrate docker (default: $CHAOSKIT_DOCKER_IMAGE, else this Python)",
     )
+    group.addoption(
+        "--chaos-attach",
+        metavar="KIND/NAME",
+        default=None,
+        help="job that runs already on Kubernetes, for tests with chaos.attach, such as statefulset/llama",
+    )
+    group.addoption(
+        "--chaos-watch",
+        metavar="FILE",
+        default=None,
+        help="YAML or TOML with the patterns of that job's log: step, and loss if losses matter",
+    )
+    group.addoption(
+        "--chaos-namespace",
+        metavar="NAME",
+        default=None,
+        help="namespace of that job (default: $CHAOSKIT_KUBERNETES_NAMESPACE, else that of the context)",
+    )
+    group.addoption(
+        "--chaos-hand-image",
+        metavar="IMAGE",
+        default=None,
+        help="image of hands, which act in the pods of that job (default: $CHAOSKIT_HAND_IMAGE)",
+    )
     group.addoption("--chaos-seed", type=int, default=None, help="seed of every run (default: 0)")
     group.addoption(
         "--chaos-repeats",
@@ -170,7 +194,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_SessionVerdicts(settings, _records(config)), "chaoskit-tally")
 
 
-_TEXT_OPTIONS = ("substrate", "docker_image", "save", "compare", "summary", "report")
+_TEXT_OPTIONS = (
+    "substrate",
+    "docker_image",
+    "attach",
+    "watch",
+    "namespace",
+    "hand_image",
+    "save",
+    "compare",
+    "summary",
+    "report",
+)
 
 
 def _require_values(config: pytest.Config) -> None:
@@ -199,6 +234,7 @@ class _Settings:
 
     Attributes:
         forced: the settings that the command line gives. They override the marker of a test.
+        attach: the arguments of ``chaos.attach`` that the command line gives.
         session: the name of the session, which distinguishes its runs from others in the same
             report directory.
     """
@@ -211,6 +247,7 @@ class _Settings:
     docker_image: str
     detection: str
     session: str
+    attach: dict[str, Any]
 
 
 _settings_key = pytest.StashKey[_Settings]()
@@ -313,7 +350,20 @@ def _settings(config: pytest.Config) -> _Settings:
         image,
         detection,
         _session(config),
+        _attach_arguments(config),
     )
+
+
+def _attach_arguments(config: pytest.Config) -> dict[str, Any]:
+    """Return the arguments of ``chaos.attach`` that the command line gives."""
+    file = config.getoption("chaos_watch")
+    arguments = {
+        "job": config.getoption("chaos_attach"),
+        "watch": Path(file).resolve() if file else None,
+        "namespace": config.getoption("chaos_namespace"),
+        "image": config.getoption("chaos_hand_image"),
+    }
+    return {name: argument for name, argument in arguments.items() if argument is not None}
 
 
 def _session(config: pytest.Config) -> str:
@@ -477,7 +527,12 @@ def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
     if reason := unavailable(substrate):
         pytest.skip(f"substrate {substrate}: {reason}")
     chaos_of_test = Chaos(
-        chaos_stock.harness(substrate), request.node, defaults, limits, session=settings.session
+        chaos_stock.harness(substrate),
+        request.node,
+        defaults,
+        limits,
+        session=settings.session,
+        attach_arguments=settings.attach,
     )
     request.node.stash[_chaos_key] = chaos_of_test
     return chaos_of_test
@@ -514,6 +569,7 @@ class Chaos:
             They do not apply to commands.
         outcomes: the outcomes of the runs so far.
         session: the name of the pytest session.
+        attach_arguments: arguments of :meth:`attach` that the command line gives.
     """
 
     harness: Harness
@@ -522,6 +578,7 @@ class Chaos:
     limits: dict[str, Any] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     session: str = ""
+    attach_arguments: dict[str, Any] = field(default_factory=dict)
 
     def run(
         self,
@@ -560,15 +617,11 @@ class Chaos:
         __tracebackhide__ = methodcaller(
             "errisinstance", VerdictError
         )  # other errors show their traceback
-        from chaoskit.history.record import new_id
-        from chaoskit.report.junit import junit_properties
-        from chaoskit.report.store import write_outcome
         from chaoskit.stacks.command import require_command
 
         job, check = convert("job", job, str | None), convert("check", check, bool)
-        number = f" #{len(self.outcomes) + 1}" if self.outcomes else ""
         limits = self.limits if command is None else {}
-        settings = {"name": f"{self.item.name}{number}", **limits, **self.defaults, **plan}
+        settings = {"name": self._run_name(), **limits, **self.defaults, **plan}
         if job is not None:
             job = self._locate(job)
         if isinstance(settings.get("rules"), (str, Path)):
@@ -576,6 +629,55 @@ class Chaos:
         if command is not None:
             command = [self._locate(argument) for argument in require_command(command)]
         outcome = self.harness.run(job, command=command, faults=faults, **settings)
+        self._record(outcome, check=check)
+        return outcome
+
+    def attach(
+        self, job: str = "", *, faults: Sequence[Fault] = (), check: bool = True, **arguments: Any
+    ) -> Outcome:
+        """Inject faults into a training that runs already on Kubernetes, and judge it.
+
+        Return the outcome, as :meth:`run` does. The job goes on afterwards. Under xdist, tests of
+        one job must have one group.
+
+        Args:
+            job: the job, such as ``statefulset/llama``. Default: that of ``--chaos-attach``.
+            faults: the faults to inject.
+            check: fail the test unless the verdict is ``passed``.
+            arguments: ``watch=LogPatterns(...)``, or a file of patterns (default: that of
+                ``--chaos-watch``); ``namespace``, ``image`` of the hands, ``context``,
+                ``container``, and those of :func:`chaoskit.attach.run.plan.plan_attached`.
+
+        Raises:
+            BadInput: before anything is broken.
+            VerdictError: if the verdict is not ``passed``, unless ``check`` is False.
+            HarnessError: if chaoskit itself failed.
+        """
+        __tracebackhide__ = methodcaller("errisinstance", VerdictError)
+        from chaoskit.attach.run.attach import attach
+
+        given = {"job": job} if job else {}
+        settings = {"name": self._run_name(), "seed": self.defaults.get("seed", 0)}
+        settings |= {**self.attach_arguments, **arguments, **given}
+        if isinstance(settings.get("watch"), (str, Path)):
+            settings["watch"] = _beside_test(self.item.path, settings["watch"])
+        outcome = attach(
+            settings.pop("job", ""), faults=faults, directory=self.harness.directory, **settings
+        )
+        self._record(outcome, check=check)
+        return outcome
+
+    def _run_name(self) -> str:
+        """Return the name of the next run of the test."""
+        return self.item.name + (f" #{len(self.outcomes) + 1}" if self.outcomes else "")
+
+    def _record(self, outcome: Outcome, *, check: bool) -> None:
+        """Keep an outcome and write it to its directory. Raises VerdictError if it did not pass."""
+        __tracebackhide__ = methodcaller("errisinstance", VerdictError)
+        from chaoskit.history.record import new_id
+        from chaoskit.report.junit import junit_properties
+        from chaoskit.report.store import write_outcome
+
         outcome.claimed, outcome.session, outcome.run_id = check, self.session, new_id()
         self.outcomes.append(outcome)
         write_outcome(outcome, Path(outcome.directory))
@@ -583,7 +685,6 @@ class Chaos:
             self.item.user_properties.extend(junit_properties(outcome))
             if outcome.verdict != Verdict.PASSED:
                 raise VerdictError(outcome)
-        return outcome
 
     def _locate(self, job: str) -> str:
         """Return the path of a Python file beside the test. Other arguments stay as they are."""

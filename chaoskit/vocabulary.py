@@ -107,6 +107,10 @@ class Event(StrEnum):
     RANK_FOUND = "rank_found"  # a process below the command was started with a rank: rank, pid, ticks, variable
     RANK_GONE = "rank_gone"  # such a process has ended: rank, pid, ticks
     COMMAND_EXITED = "command_exited"  # pid, how, status
+    # a place of a running job: a container that trains is observed from now on. It may be the
+    # first one, one of another pod, or a restarted one: pod, uid, machine, container, container_id, restarts
+    LIFE_OBSERVED = "life_observed"
+    LIFE_ENDED = "life_ended"  # that container has ended: uid, container_id, cause
     # coordinator
     DETECTED = "detected"  # worker, rank, cause
     PLAN = "plan"  # generation, members
@@ -144,8 +148,8 @@ class Event(StrEnum):
     LOG_FOLLOWED = "log_followed"
     # a life of that container: file, life: its number, container_id, line: how many lines of the file precede it
     LOG_LIFE = "log_life"
-    # lines may be missing in that file: file, life and last_life: numbers of the first and the last such life, reason,
-    # detail; after, before: the node's times of the lines around the hole, "" for none; line: as above
+    # lines may be missing in that file: file, pod, container, reason, detail; life and last_life: numbers of the first
+    # and the last such life; after, before: the node's times of the lines around the hole, "" for none; line: as above
     LOG_HOLE = "log_hole"
     INJECTED = "injected"  # fault, what, worker, rank, step, phase, node, pid, ticks; nodes: struck as a whole
     # generation (of a command: None); waiting: the worker that stands at the fault's hook, or ""
@@ -167,6 +171,8 @@ class RunEnd(StrEnum):
     ENDED = "ended"  # the job reported its end, or the command had ended on every node
     DEADLINE = "deadline"
     STALLED = "stalled"  # a command showed no step for as long as its plan allows
+    OBSERVED = "observed"  # a training that goes on was observed for long enough after its faults
+    ABORTED = "aborted"  # an abort condition of the user came true, and the faults were ended
     COORDINATOR_LOST = "coordinator lost"  # no other coordinator took over
     HARNESS = "harness"  # the harness failed or was interrupted, or the job refused its input
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar, overload
 
 from chaoskit.config import RunConfig
-from chaoskit.errors import HarnessError
+from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.faults.evidence import Counted, Evidence, RankProcess, ReadBack, Subject, WholeNode
 from chaoskit.substrate.core.actions import Action, Applied
 from chaoskit.substrate.core.base import Cluster
@@ -99,6 +99,7 @@ class Target:
         losses: such reports of all workers that the fault struck, by worker.
         reports: reports of workers and nodes on acts of this fault, with or without an effect.
         beat: the newest reading of its progress board; None before the first heartbeat.
+        logged_step: the highest step in the logs of a command; -1 before the first.
         pongs: numbers of the questions that its listening thread has answered.
         released: workers that stood at its trigger and were released.
         exit: end of the process as its parent saw it. It is known after the run for a rank of a
@@ -141,6 +142,7 @@ class Target:
     released: set[str] = field(default_factory=set)
     reports: list[ActReport] = field(default_factory=list)
     beat: Beat | None = None
+    logged_step: int = -1
     pongs: set[int] = field(default_factory=set)
     exit: ProcessExit | None = None
     exited_ns: int = 0
@@ -387,7 +389,10 @@ class Target:
         limit_s = math.inf if limit_s is None else limit_s
         while True:
             await self._while_over()
-            if (result := look()) or (left_s := limit_s - self.seconds_since) <= 0:
+            result = None
+            with contextlib.suppress(NodeUnreachable):  # until it answers, or its end is proved
+                result = look()
+            if result or (left_s := limit_s - self.seconds_since) <= 0:
                 return result
             await self._change(min(left_s, max(_LOOK_S, _LOOK_SHARE * self.seconds_since)))
 

@@ -121,7 +121,7 @@ def _preview_place(
         try:
             with closing(start_hand(api, pod, container, PROCESSES, image)) as hand:
                 processes = hand.ask("list")["processes"]
-            ranks = tuple(sorted({*listed_ranks(processes).values()}))
+            ranks = tuple(sorted({launched.rank for launched in listed_ranks(processes).values()}))
             why_no_ranks = "" if ranks else why_unread(processes)
         except HarnessError as error:
             why_no_ranks = str(error)

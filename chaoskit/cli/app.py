@@ -42,6 +42,7 @@ COMMANDS = {
     "rules": "Train",
     "demo": "Test",
     "test": "Test",
+    "attach": "Test",
     "replay": "Test",
     "report": "Test",
     "history": "Test",

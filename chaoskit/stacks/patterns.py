@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.typed import convert_fields
 
 _DIGITS_MAX = 18  # digits that fit into 64 bits
@@ -86,6 +88,25 @@ class LogPatterns:
             return None
         is_unread = _LIKE_A_NUMBER.fullmatch(odd_step) is not None
         return PatternMatch(step, loss, odd_step or odd_loss, is_unread)
+
+
+def patterns_of(settings: Mapping[str, Any], field: str = "watch") -> LogPatterns:
+    """Return the patterns in the settings of a file.
+
+    Args:
+        settings: ``step`` and, if needed, ``loss`` and ``tolerance``.
+        field: name of the part of the file that has them.
+
+    Raises:
+        BadInput: for a wrong name or value, or if ``step`` is missing.
+    """
+    names = [entry.name for entry in fields(LogPatterns)]
+    for name, pattern in settings.items():
+        if name not in names:
+            raise BadInput(f"{field}.{name}", pattern, name_remedy(name, names))
+    if "step" not in settings:
+        raise BadInput(f"{field}.step", None, r"give the pattern of a step, such as step (\d+)")
+    return LogPatterns(**settings)
 
 
 def strip_escapes(text: str) -> str:

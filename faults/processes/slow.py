@@ -74,6 +74,10 @@ class Straggle(Fault):
         return f"how='quota' only: {reason}" if reason else ""
 
     @property
+    def from_outside(self) -> bool:
+        return self.how == "quota"
+
+    @property
     def needs(self) -> tuple[type[Action], ...]:
         return (CapProcessCpu,) if self.how == "quota" else ()
 
@@ -106,19 +110,20 @@ class Straggle(Fault):
                 # the limit lasts until the steps are over, or the process has ended
                 await target.heard(lambda: self._is_over(target), after_end=True)
                 if periods := applied.shown():
-                    words = f"the kernel held pid {target.pid} back in {periods} periods"
-                    source = "the kernel's count for its group"
+                    words = f"pid {target.pid} was held back in {periods} periods"
+                    source = "the count of its limit"
                     yield Counted(
                         subject=target.rank_process, source=source, count=periods, seen=words
                     )
 
     def _is_over(self, target: Target) -> bool:
         """Return True once the slow steps are taken, or the worker has ended or is given up."""
-        beat = target.beat
+        last_step = target.step + self.steps
         return (
             target.exit is not None
             or target.lost is not None
-            or (beat is not None and beat.step >= target.step + self.steps)
+            or (target.beat is not None and target.beat.step >= last_step)
+            or target.logged_step >= last_step
         )
 
 

@@ -49,6 +49,11 @@ class PlaceKey:
     owner: str
     index: int
 
+    @property
+    def node_name(self) -> str:
+        """The name of the place as a node of a run, such as ``llama-1``."""
+        return f"{self.owner}-{self.index}"
+
     def __str__(self) -> str:
         return f"{self.owner}[{self.index}]"
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from chaoskit.attach.jobs.kinds import RESTART_ATTEMPT
@@ -48,6 +48,8 @@ class PodState:
         uid: identifier of the pod, which no other pod has, also not one of the same name.
         name: name of the pod.
         node: name of its node; "" before it is scheduled.
+        address: its IP address; "" before it has one.
+        labels: its labels.
         phase: phase of the pod, such as ``Running``.
         created: time of its creation, as the API server writes it (whole seconds, UTC).
         version: resource version of this state; 0 if it cannot be compared.
@@ -64,6 +66,8 @@ class PodState:
     uid: str
     name: str
     node: str = ""
+    address: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     phase: str = ""
     created: str = ""
     version: int = 0
@@ -102,6 +106,8 @@ def read_pod(pod: Mapping[str, Any]) -> PodState:
         uid=str(metadata["uid"]),
         name=str(metadata["name"]),
         node=str(spec.get("nodeName") or ""),
+        address=str(status.get("podIP") or ""),
+        labels=dict(metadata.get("labels") or {}),
         phase=str(status.get("phase") or ""),
         created=str(metadata.get("creationTimestamp") or ""),
         version=as_version(metadata.get("resourceVersion")),

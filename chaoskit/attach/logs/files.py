@@ -1,14 +1,15 @@
 """Followed logs in the directory of a run: a file of plain text for each place, and journal records.
 
-The file of a place is ``log/NAME.log``. The journal has a record for each place, each life and each
-hole. Records of lives and holes hold the number of lines in the file before them.
+The file of a place is ``log/NAME.log``. Several places may share a file, such as the pods that have
+had one place of a job. The journal has a record for each place, each life and each hole. Records of
+lives and holes hold the number of lines in the file before them.
 
 -> attach/logs/records.py: lines, holes and places. vocabulary.py (Event): the journal records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -26,11 +27,18 @@ class LogFiles:
     Args:
         directory: the directory of the run.
         journal: receives the records.
+        name_of: returns the name of the file of a place, without suffix. Default: the place's own.
     """
 
-    def __init__(self, directory: Path, journal: Journal) -> None:
-        self._directory, self._journal = directory / FOLDER, journal
-        self._files: dict[LogPlace, _PlaceFile] = {}
+    def __init__(
+        self,
+        directory: Path,
+        journal: Journal,
+        name_of: Callable[[LogPlace], str] = lambda place: place.name,
+    ) -> None:
+        self._directory, self._journal, self._name_of = directory / FOLDER, journal, name_of
+        self._files: dict[str, _PlaceFile] = {}
+        self._names: dict[LogPlace, str] = {}
         self._directory.mkdir(parents=True, exist_ok=True)
 
     def receive(self, records: Sequence[ContainerLine | LogHole]) -> None:
@@ -41,7 +49,9 @@ class LogFiles:
             JournalFull: as :meth:`Journal.write` does.
         """
         for record in records:
-            file = self._files.get(record.place) or self._begin(record.place)
+            if record.place not in self._names:
+                self._begin(record.place)
+            file = self._files[self._names[record.place]]
             if isinstance(record, LogHole):
                 self._write_hole(record, file.lines)
                 continue
@@ -50,39 +60,41 @@ class LogFiles:
                 self._journal.write(
                     Event.LOG_LIFE,
                     t_ns=record.t_ns,
-                    file=record.place.name,
+                    file=self._names[record.place],
                     life=record.life.number,
                     container_id=record.life.container_id,
                     line=file.lines,
                 )
             file.write(record.content)
         for place in {record.place for record in records}:
-            self._files[place].flush()
+            self._files[self._names[place]].flush()
 
     def close(self) -> None:
         """Close all files."""
         for file in self._files.values():
             file.close()
 
-    def _begin(self, place: LogPlace) -> _PlaceFile:
-        """Open the file of a place."""
-        file = _PlaceFile(self._directory / f"{place.name}.log")
-        self._files[place] = file
+    def _begin(self, place: LogPlace) -> None:
+        """Open the file of a place, unless another place has opened it."""
+        name = self._names[place] = self._name_of(place)
+        if name not in self._files:
+            self._files[name] = _PlaceFile(self._directory / f"{name}.log")
         self._journal.write(
             Event.LOG_FOLLOWED,
-            file=place.name,
+            file=name,
             pod=place.pod,
             uid=place.pod_uid,
             container=place.container,
         )
-        return file
 
     def _write_hole(self, hole: LogHole, lines: int) -> None:
         """Write the record of a hole after so many lines of its file."""
         self._journal.write(
             Event.LOG_HOLE,
             t_ns=hole.t_ns,
-            file=hole.place.name,
+            file=self._names[hole.place],
+            pod=hole.place.pod,
+            container=hole.place.container,
             life=hole.first_life,
             last_life=hole.last_life,
             reason=hole.reason.name.lower(),
@@ -94,7 +106,7 @@ class LogFiles:
 
 
 class _PlaceFile:
-    """The file of one place.
+    """The file of one place, or of several.
 
     Attributes:
         lines: number of lines that were written.
@@ -125,7 +137,7 @@ class StoredHole:
     """A hole of a log as the journal has it.
 
     Attributes:
-        pod, container: the place; "" if the record of the place is missing.
+        pod, container: the place.
         file: name of the file in ``log/``, without suffix.
         line: number of lines of the file before the hole.
         reason: name of a :class:`HoleReason`, in lower case.
@@ -145,13 +157,11 @@ class StoredHole:
 
 def read_holes(records: Sequence[Record]) -> Iterator[StoredHole]:
     """Yield the holes of all logs, from the journal records of a run."""
-    places = {record["file"]: record for record in records if record.event == Event.LOG_FOLLOWED}
     for record in records:
         if record.event == Event.LOG_HOLE:
-            place = places.get(record["file"])
             yield StoredHole(
-                place["pod"] if place is not None else "",
-                place["container"] if place is not None else "",
+                record["pod"],
+                record["container"],
                 record["file"],
                 record["line"],
                 record["reason"],

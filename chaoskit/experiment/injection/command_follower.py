@@ -19,6 +19,7 @@ from chaoskit.errors import NodeUnreachable
 from chaoskit.experiment.injection.command_rules import CommandLogs
 from chaoskit.experiment.injection.injection import Injection, InjectionState
 from chaoskit.experiment.injection.injector import GONE, Injector
+from chaoskit.experiment.injection.observation import JobObservation
 from chaoskit.experiment.injection.ranks_found import variable_of
 from chaoskit.experiment.plan.command_plan import CommandExperiment, moment
 from chaoskit.faults.target import ProcessExit, Target
@@ -104,6 +105,9 @@ class CommandFollower:
     ) -> None:
         self._cluster, self._directory, self._undo, self._watch = cluster, directory, undo, watch
         self._journal = journal
+        self._observation = (
+            JobObservation(experiment.running_job.observe_s) if experiment.running_job else None
+        )
         self._stalled_s = experiment.stalled_s
         self._logs = {node: LogFile(cluster.log(node)) for node in cluster.nodes}
         self.reader = LogReader(experiment.watch)
@@ -122,6 +126,7 @@ class CommandFollower:
             [experiment.ranks, *(rank + 1 for rank in named_ranks)]
         ) <= len(cluster.nodes)
         self._newest_loss: float | None = None
+        self._first_step: int | None = None
         self._reported_s = self._polled_s = 0.0
         self._woken = asyncio.Event()
         self._follow_task: asyncio.Task[Any] | None = None
@@ -137,15 +142,15 @@ class CommandFollower:
             deadline_s: the time of the monotonic clock at which the wait ends.
 
         Returns:
-            True if the command has ended on every node; False if the deadline has passed, or the
-            log has stalled. :attr:`run_end` names the reason.
+            True if the command has ended on every node, or the running job was observed for long
+            enough. :attr:`run_end` names the reason for the end.
 
         Raises:
             HarnessError: if a fault could not act.
             BadInput: if a fault refused its input.
         """
         self._follow_task = asyncio.current_task()
-        has_ended = has_stalled = False
+        run_end = None
         with self._cluster.heard(), contextlib.ExitStack() as cleanups:
             watched = {
                 self._directory / "journal",
@@ -172,8 +177,7 @@ class CommandFollower:
                 if changes.changed() - {self._directory / "journal" / "harness.jsonl"}:
                     self._woken.set()
                 await self._poll_targets(has_ended)
-                has_stalled = not has_ended and self._is_stalled()
-                if has_ended or has_stalled or time.monotonic() >= deadline_s:
+                if run_end := RunEnd.ENDED if has_ended else self._reason_to_end(deadline_s):
                     break
                 await self._next_change(deadline_s)
         await self._poll_targets(
@@ -181,10 +185,29 @@ class CommandFollower:
         )  # targets that were struck just before the deadline
         await self._injector.end()
         self._explain_missed()
-        self.run_end = (
-            RunEnd.ENDED if has_ended else RunEnd.STALLED if has_stalled else RunEnd.DEADLINE
-        )
-        return has_ended
+        self.run_end = run_end
+        return run_end in (RunEnd.ENDED, RunEnd.OBSERVED)
+
+    def _reason_to_end(self, deadline_s: float) -> RunEnd | None:
+        """Return why the run ends although its command runs; None if it goes on."""
+        if self._cluster.why_aborted():
+            return RunEnd.ABORTED
+        if self._observation is not None and self._is_observed(self._observation):
+            return RunEnd.OBSERVED
+        if self._is_stalled():
+            return RunEnd.STALLED
+        return RunEnd.DEADLINE if time.monotonic() >= deadline_s else None
+
+    def _is_observed(self, observation: JobObservation) -> bool:
+        """Return whether every fault has acted, and the job was observed for long enough since."""
+        if not self._injector.awaits_end:
+            return False
+        acts_ns = [
+            max(injection.target.acted_ns, injection.target.lifted_ns)
+            for injection in self.injections
+            if injection.target is not None
+        ]
+        return observation.is_over(max(acts_ns, default=self.reader.first_ns or 0))
 
     def _is_stalled(self) -> bool:
         """Return whether the log has shown no step for as long as the plan allows.
@@ -308,6 +331,8 @@ class CommandFollower:
                 self._rules.feed(node, data, time.monotonic(), self.reader.highest)
                 for line in self.reader.feed(node, data, time.monotonic_ns()):
                     self._newest_loss = self._newest_loss if line.loss is None else float(line.loss)
+                    if line.step is not None:
+                        self._note_step(line.step, line.t_ns)
                     self._journal.write(
                         Event.LOGGED, t_ns=line.t_ns, node=node, step=line.step, loss=line.loss
                     )
@@ -315,6 +340,24 @@ class CommandFollower:
                     break
         running = [node for node in self._cluster.nodes if node not in self.exits]
         self._rules.tick(running, time.monotonic(), self.reader.highest)
+
+    def _note_step(self, step: int, t_ns: int) -> None:
+        """Note a step of a running job.
+
+        The first one shows which faults come too late: the job may have run for days.
+        """
+        if self._observation is None:
+            return
+        self._observation.show(step, t_ns)
+        if self._first_step is not None:
+            return
+        self._first_step = step
+        for injection in self.injections:
+            at_step = injection.fault.at_step
+            if at_step is not None and at_step < step:
+                injection.miss(
+                    f"the job was at step {step} when the run began: name a later step, or after_s"
+                )
 
     def _report_progress(self) -> None:
         """Send a :class:`LogRead` to the live view, at most once in ``_REPORT_S`` seconds."""
@@ -338,6 +381,7 @@ class CommandFollower:
         """
         await asyncio.sleep(0)  # lets the faults act that are due
         for injection, target in self._injector.in_force:
+            target.logged_step = -1 if self.reader.highest is None else self.reader.highest
             if target.exit is None and not injection.fault.whole_node and target.injected_ns:
                 self._poll_target(target, has_ended)
         await self._injector.settle()
@@ -397,6 +441,9 @@ class CommandFollower:
                 continue
             if not (seat.variable or self._has_one_rank_per_node or injection.fault.whole_node):
                 continue  # the first process of a node may be the launcher of several ranks
+            if reason := self._cluster.why_spared(seat.node):
+                injection.miss(f"{seat.node} is spared: {reason}")
+                continue
             strikes.append((injection, self._target(injection, seat, seats_by_rank)))
             self._struck_ranks[_worker_name(seat)] = seat.rank
             self._wake_at_end_of(seat.process, cleanups)
@@ -406,11 +453,15 @@ class CommandFollower:
             self._watch(FaultStruck(injection.fault_id))
 
     def _seats(self) -> dict[int, Seat]:
-        """Return the process of each rank. Raises NodeUnreachable if a node does not answer."""
+        """Return the process of each rank. Raises NodeUnreachable if a node does not answer.
+
+        The place of a pod in a running job says nothing about its rank.
+        """
         nodes = self._cluster.nodes
-        return seats({node: self._cluster.ranks(node) for node in nodes}) or seats_by_node(
-            {node: self._cluster.node(node) for node in nodes}
-        )
+        launched_seats = seats({node: self._cluster.ranks(node) for node in nodes})
+        if launched_seats or self._observation is not None:
+            return launched_seats
+        return seats_by_node({node: self._cluster.node(node) for node in nodes})
 
     def _is_due(self, injection: Injection) -> bool:
         """Return whether the step or the time at which the fault strikes has come.

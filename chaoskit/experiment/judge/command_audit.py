@@ -111,7 +111,7 @@ def _commands(run: CommandRun) -> list[Check]:
     """Return one check with the verdict error if a node started another command than the plan's.
 
     The placeholders of the plan's command stand for any text, and a path of the plan for that of
-    its copy on the node. The list is empty without a difference.
+    its copy on the node. The list is empty without a difference, and for a running job.
     """
     problems = [
         f"{node} ran {' '.join(record['command'])[:80]!r}"

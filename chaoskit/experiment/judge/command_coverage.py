@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chaoskit.experiment.judge.coverage import Coverage, damage
-from chaoskit.experiment.run.command_run import LOGS, CommandRun, describe_end
+from chaoskit.experiment.run.command_run import LOGS, NODE_ROLES, CommandRun, describe_end
 from chaoskit.experiment.twin.command_twin import CommandTwin, taken_nodes
 from chaoskit.stacks.log import LogReader
 from chaoskit.vocabulary import Event, RunEnd
@@ -59,7 +59,7 @@ def _node_gaps(run: CommandRun) -> Iterator[str]:
     """Yield, in words, what is missing in the journals of nodes, or contradicts the harness."""
     for node in run.nodes:
         file = run.coverage.get(node)
-        if file is None or not any(writer.role == "warden" for writer in file.writers):
+        if file is None or not any(writer.role in NODE_ROLES for writer in file.writers):
             yield f"{node}: its journal is missing"
             continue
         if (
@@ -67,7 +67,10 @@ def _node_gaps(run: CommandRun) -> Iterator[str]:
             and min(writer.first_ns for writer in file.writers) < run.started_ns
         ):
             yield f"{node}: its journal begins before the run"
-        if node not in run.commands:
+        if run.experiment.running_job is not None:
+            if not any(life.source == node for life in run.lives):
+                yield f"{node}: no container of it was observed"
+        elif node not in run.commands:
             yield f"{node}: the record of the start of its command is missing"
         yield from _end_gaps(run, node)
 

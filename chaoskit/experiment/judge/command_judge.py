@@ -20,6 +20,7 @@ from chaoskit.experiment.run.command_run import CommandRun
 from chaoskit.experiment.run.disruptions import DEPENDENT, check_pods, excuse_failures
 from chaoskit.experiment.run.legibility import why_silent, why_uncountable
 from chaoskit.experiment.run.log_ends import hints, log_ends
+from chaoskit.experiment.run.running_job import goes_on, hole_in_steps
 from chaoskit.experiment.twin.command_twin import CommandTwin, failed_nodes, taken_nodes, unfinished
 from chaoskit.faults.base import Fault
 from chaoskit.plaintext import plural
@@ -51,6 +52,8 @@ from chaoskit.vocabulary import Verdict
 STACK = "command"
 LOSSES = "losses equal the twin's"
 _SILENT_SHARE = 10  # one step among so many may have no loss
+#: Seconds for which the processes of a deleted pod, or of a container that is killed, may still live.
+_SETTLE_S = 3.0
 
 
 def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> Outcome:
@@ -73,9 +76,13 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
     uncountable_reason = (twin.uncountable if twin else "") or why_uncountable(
         run, course.usual, twin.counts if twin else {}
     )
+    if run.experiment.running_job is not None:
+        uncountable_reason = uncountable_reason or hole_in_steps(run)
     checks = [
         coverage.check(len(run.records), len(run.coverage)),
-        _completed(run, course, twin, uncountable_reason),
+        goes_on(run)
+        if run.experiment.running_job is not None
+        else _completed(run, course, twin, uncountable_reason),
         _shows_steps(run, course, twin, uncountable_reason),
         *(fault_check(strike, run.ended_ns) for strike in run.injections),
         *audit(run, is_whole=not coverage.blind),
@@ -154,6 +161,8 @@ def _settings(run: CommandRun) -> dict[str, Any]:
 def _not_applied(run: CommandRun, twin: CommandTwin | None) -> dict[str, str]:
     """Return name -> reason for each check that does not apply to the run; these are left out."""
     reasons = {}
+    if run.experiment.running_job is not None:
+        reasons[COMPLETED] = "the job goes on after the run"
     if not _injected_faults(run):
         reasons[RECOVERED] = "no fault struck"
     if run.experiment.watch.loss is None:
@@ -270,7 +279,8 @@ def _effect(run: CommandRun, course: Course, strike: _InjectedFault) -> Felt | N
         for later_fault in _injected_faults(run)
         if later_fault.target.injected_ns > injected_ns
     ]
-    return look(course, strike.done_ns, min(later_strikes_ns, default=math.inf))
+    settle_s = _SETTLE_S if run.experiment.running_job is not None else 0.0
+    return look(course, strike.done_ns, min(later_strikes_ns, default=math.inf), settle_s)
 
 
 def _impact(run: CommandRun, course: Course, strike: _InjectedFault) -> str:

@@ -1,5 +1,8 @@
 """Plan of an experiment with a command, checked in full before a process is started.
 
+A training that runs already is such an experiment, too: without a command, and with a
+:class:`RunningJob`.
+
 -> stacks/command.py: how placeholders are filled in. stacks/patterns.py: the patterns for its log.
 experiment/judge/command_judge.py: the checks with ``max_lost_steps`` and of a stalled run.
 """
@@ -47,6 +50,21 @@ _SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A training that runs already, and goes on after the run.
+
+    Attributes:
+        reference: what names it, such as ``statefulset/llama``.
+        namespace: the namespace of its pods.
+        observe_s: seconds for which the job is observed after the last act of a fault.
+    """
+
+    reference: str
+    namespace: str
+    observe_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CommandExperiment:
     """A run of a command on several nodes, with its faults.
 
@@ -65,6 +83,8 @@ class CommandExperiment:
         asked: the faults before roles were drawn; empty if they are not recorded.
         stalled_s: the run is ended and has failed if its log shows no step for so many seconds;
             None for no limit.
+        running_job: the training that is observed in place of a command that the run starts;
+            ``command`` is empty then, and ``nodes`` is the number of its pods.
     """
 
     name: str
@@ -80,11 +100,12 @@ class CommandExperiment:
     rules: tuple[LogRule, ...] = ()
     asked: tuple[Fault, ...] = ()
     stalled_s: float | None = None
+    running_job: RunningJob | None = None
 
     @property
     def job(self) -> str:
-        """The command as it would be typed in a shell."""
-        return shlex.join(self.command)
+        """The command as it would be typed in a shell, or the reference of the running job."""
+        return self.running_job.reference if self.running_job else shlex.join(self.command)
 
     @property
     def steps(self) -> int | None:
@@ -237,6 +258,11 @@ def require_possible(fault: Fault) -> None:
     if not fault.from_outside or fault.of_runtime:
         remedy = "use one that acts from outside the process, such as Kill, Hang, KillNode, FreezeNode or Cut"
         raise BadInput("faults", str(fault), f"{remedy}: a command has no hooks of chaoskit")
+    require_known_target(fault)
+
+
+def require_known_target(fault: Fault) -> None:
+    """Raise BadInput if the moment or the target of a fault cannot be known from logs and ranks."""
     if fault.during is not None:
         raise BadInput(
             "during",

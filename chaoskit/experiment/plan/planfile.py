@@ -9,6 +9,9 @@ A command stands in place of the job, with what finds steps and losses in its lo
     "settings": {"nodes": 2},
      "faults": [{"kind": "Kill", "rank": 1, "at_step": 5}]}
 
+The plan of a run on a job that runs already has ``running_job`` and an empty command. It can be
+judged again; another run needs the job as it is then (``chaoskit attach``).
+
 A saved plan spells out every setting and every field of every fault. So it keeps its meaning when a
 default changes. ``asked`` has the faults before roles such as ``any`` were drawn. Settings that a
 hand-written plan leaves out have their defaults. Reading goes through :func:`plan_experiment` or
@@ -31,7 +34,7 @@ import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput, name_remedy
-from chaoskit.experiment.plan.command_plan import CommandExperiment, plan_command
+from chaoskit.experiment.plan.command_plan import CommandExperiment, RunningJob, plan_command
 from chaoskit.experiment.plan.plan import Experiment, ReferenceMode, plan_experiment
 from chaoskit.faults import CATALOGUE
 from chaoskit.faults.base import Fault
@@ -39,7 +42,7 @@ from chaoskit.faults.kinds import find_kind, name_of
 from chaoskit.job import JobSpec, recall_job, resolve_job
 from chaoskit.logrule import LogRule
 from chaoskit.settings_file import parse_json
-from chaoskit.stacks import LogPatterns
+from chaoskit.stacks.patterns import patterns_of
 
 _T = TypeVar("_T")
 
@@ -70,6 +73,7 @@ class _PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     settings: dict[str, Any] = {}
     faults: list[dict[str, Any]] = []
     asked: list[dict[str, Any]] = []
+    running_job: RunningJob | None = None
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -90,6 +94,7 @@ def encode(experiment: Planned) -> bytes:
         ("command", "watch") if plan.command is None else ("job", "steps", "options", "reference")
     )
     absent_names = (*absent_names, *(() if plan.asked else ("asked",)))
+    absent_names = (*absent_names, *(() if plan.running_job else ("running_job",)))
     present_fields = {
         name: content
         for name, content in msgspec.to_builtins(plan).items()
@@ -110,6 +115,7 @@ def _command_plan(experiment: CommandExperiment) -> _PlanFile:
         settings={name: getattr(experiment, name) for name in _COMMAND_SETTINGS},
         faults=[_fault_object(fault) for fault in experiment.faults],
         asked=_as_asked(experiment),
+        running_job=experiment.running_job,
     )
 
 
@@ -292,10 +298,11 @@ def _saved_command(
     return CommandExperiment(
         name=plan.name,
         command=tuple(command),
-        watch=_require_saved("watch", _patterns(plan.watch)),
+        watch=patterns_of(_require_saved("watch", plan.watch)),
         faults=faults,
         deadline_s=_require_saved("deadline_s", _deadline(plan.deadline_s)),
         max_lost_steps=plan.max_lost_steps,
+        running_job=plan.running_job,
         **settings,
     )
 
@@ -342,6 +349,9 @@ def parse(data: bytes, directory: Path) -> Planned:
         BadInput: naming the field, if it is not a plan that could be run.
     """
     plan = _parse(data)
+    if plan.running_job is not None:
+        job = plan.running_job.reference
+        raise BadInput("running_job", job, f"run chaoskit attach {job} instead")
     if (plan.command is None) == (not plan.job):
         raise BadInput("job", plan.job or None, "give either a job or a command")
     settings = _SETTINGS if plan.command is None else _COMMAND_SETTINGS
@@ -360,7 +370,7 @@ def parse(data: bytes, directory: Path) -> Planned:
             raise BadInput(field, content, "leave it out: a command has none")
     planned = plan_command(
         [_path_beside(argument, directory) for argument in plan.command],
-        watch=_patterns(plan.watch),
+        watch=patterns_of(plan.watch) if plan.watch is not None else None,
         name=plan.name,
         faults=[_fault_of(number, fault_fields) for number, fault_fields in enumerate(plan.faults)],
         deadline_s=_deadline(plan.deadline_s),
@@ -376,21 +386,6 @@ def _with_asked(planned: Planned, plan: _PlanFile) -> Planned:
         _fault_of(number, fault_fields, "asked") for number, fault_fields in enumerate(plan.asked)
     )
     return replace(planned, asked=asked) if asked else planned
-
-
-def _patterns(watch: dict[str, Any] | None) -> LogPatterns | None:
-    """Return the log patterns of a plan, or None if it has none.
-
-    Raises:
-        BadInput: for a wrong name, or if ``step`` is missing.
-    """
-    names = [field.name for field in fields(LogPatterns)]
-    for name, pattern in (watch or {}).items():
-        if name not in names:
-            raise BadInput(f"watch.{name}", pattern, name_remedy(name, names))
-    if watch is not None and "step" not in watch:
-        raise BadInput("watch.step", None, r"give the pattern of a step, such as step (\d+)")
-    return LogPatterns(**watch) if watch is not None else None
 
 
 def _job(plan: _PlanFile, directory: Path) -> Experiment:

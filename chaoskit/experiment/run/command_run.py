@@ -1,5 +1,5 @@
 """Run of one experiment with a command: start it on every node, follow it while faults strike it,
-end all of its processes.
+end all of its processes. A job that runs already is neither started nor ended.
 
 -> experiment/injection/command_follower.py: what happens between start and end.
 stacks/command.py: placeholders of the command. substrate/cluster/command_runner.py: the process
@@ -9,6 +9,7 @@ that starts it on a node. experiment/judge/command_judge.py: the verdict.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 import uuid
@@ -33,6 +34,8 @@ from chaoskit.vocabulary import Event, RunEnd
 
 #: Name of the directory with the output of each node, below the directory of a run.
 LOGS = "log"
+#: Roles of the writers of a node's journal: its command runner, or the observer of a running job.
+NODE_ROLES = ("warden", "place")
 
 
 @dataclass
@@ -81,6 +84,11 @@ class CommandRun:
         return self.reason == RunEnd.DEADLINE
 
     @property
+    def is_aborted(self) -> bool:
+        """True if an abort condition of the user ended the run."""
+        return self.reason == RunEnd.ABORTED
+
+    @property
     def has_stalled(self) -> bool:
         """True if the run was ended because its log showed no step for too long."""
         return self.reason == RunEnd.STALLED
@@ -106,7 +114,7 @@ class CommandRun:
         written_nodes = [
             file.source
             for file in self.coverage.values()
-            if any(writer.role == "warden" for writer in file.writers)
+            if any(writer.role in NODE_ROLES for writer in file.writers)
         ]
         return tuple(sorted({*written_nodes, *self.exits}))
 
@@ -118,6 +126,11 @@ class CommandRun:
             for record in self.records
             if record.event == Event.COMMAND_STARTED
         }
+
+    @cached_property
+    def lives(self) -> list[Record]:
+        """The records of containers of a running job that were observed, by time."""
+        return [record for record in self.records if record.event == Event.LIFE_OBSERVED]
 
     @cached_property
     def journals(self) -> Journals:
@@ -165,6 +178,8 @@ def execute_command(
 ) -> CommandRun:
     """Run ``experiment`` and return its records; all processes are ended, also after an error.
 
+    A job that runs already is neither started nor ended.
+
     Args:
         experiment: the plan of the run.
         substrate: provides the nodes.
@@ -187,10 +202,11 @@ def execute_command(
     _write_start(journal, experiment, started_ns, setup_fields)
     follower = CommandFollower(experiment, cluster, directory, journal, substrate.undo, watch)
     runner = asyncio.Runner()
-    has_ended, failure = False, ""
+    is_over, failure = False, ""
     try:
-        _start(experiment, cluster)
-        has_ended = runner.run(follower.follow(started_ns / 1e9 + experiment.deadline_s))
+        if experiment.running_job is None:
+            _start(experiment, cluster)
+        is_over = runner.run(follower.follow(started_ns / 1e9 + experiment.deadline_s))
     except BaseException as error:
         failure = (
             str(error) if isinstance(error, FaultBroken) else f"{type(error).__name__}: {error}"
@@ -199,30 +215,58 @@ def execute_command(
     finally:
         ended_ns = time.monotonic_ns()
         try:
-            cluster.end()
+            _end(experiment, cluster, follower, runner)
         finally:
-            try:
-                with runner:
-                    runner.run(follower.close())
-            finally:
-                follower.record_missed()
-                is_ok = has_ended and set(follower.exits.values()) == {GOOD}
-                reader = follower.reader
-                log_counts = {"lines": reader.lines, "example": reader.example, "odd": reader.odd}
-                log_counts |= {
-                    "unread": reader.unread,
-                    "unread_last": reader.unread_last,
-                    "drawn": reader.drawn,
-                }
-                end_fields: dict[str, Any] = {
-                    "ok": is_ok,
-                    "detail": failure,
-                    "exits": follower.exits,
-                    "logs": log_counts,
-                }
-                journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, **end_fields)
-                journal.close(follower.run_end)
+            is_observed = follower.run_end == RunEnd.OBSERVED
+            is_ok = is_observed or (is_over and set(follower.exits.values()) == {GOOD})
+            _write_end(journal, follower, ended_ns, failure or cluster.why_aborted(), is_ok=is_ok)
     return load_command_run(directory, experiment)
+
+
+def _end(
+    experiment: CommandExperiment,
+    cluster: CommandCluster,
+    follower: CommandFollower,
+    runner: asyncio.Runner,
+) -> None:
+    """End the nodes and the faults, and close the event loop.
+
+    The end of nodes undoes most faults. In a running job, where nothing else ends, the faults end
+    first.
+    """
+    ends = [lambda: runner.run(follower.close()), cluster.end]  # the last one is called first
+    if experiment.running_job is not None:
+        ends.reverse()
+    with contextlib.ExitStack() as ended:
+        ended.enter_context(runner)
+        for end in ends:
+            ended.callback(end)
+
+
+def _write_end(
+    journal: Journal, follower: CommandFollower, ended_ns: int, detail: str, *, is_ok: bool
+) -> None:
+    """Write the record of the end of the run, and of each fault that did not act."""
+    follower.record_missed()
+    reader = follower.reader
+    log_counts: dict[str, Any] = {
+        "lines": reader.lines,
+        "example": reader.example,
+        "odd": reader.odd,
+        "unread": reader.unread,
+        "unread_last": reader.unread_last,
+        "drawn": reader.drawn,
+    }
+    journal.write(
+        Event.RUN_ENDED,
+        t_ns=ended_ns,
+        reason=follower.run_end,
+        ok=is_ok,
+        detail=detail,
+        exits=follower.exits,
+        logs=log_counts,
+    )
+    journal.close(follower.run_end)
 
 
 def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandRun:

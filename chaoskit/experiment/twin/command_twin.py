@@ -31,6 +31,7 @@ from chaoskit.experiment.run.command_run import LOGS, CommandRun, describe_end
 from chaoskit.experiment.run.disruptions import taken_in_words
 from chaoskit.experiment.run.legibility import why_uncountable
 from chaoskit.experiment.run.log_ends import hints, log_ends
+from chaoskit.experiment.run.running_job import why_standing
 from chaoskit.experiment.twin.twin import Interrupted
 from chaoskit.stacks.course import Course, Usual, went_back
 
@@ -134,6 +135,9 @@ def unfinished(run: CommandRun) -> list[str]:
     Nodes that a fault took away do not count, as long as one node is left. Ends that the harness
     did not record do not count either: they make the journals incomplete.
     """
+    if run.experiment.running_job is not None:
+        problem = why_standing(run)
+        return [problem] if problem else []
     gone_nodes = taken_nodes(run)
     if run.deadline_passed:
         late_in_words = (
@@ -149,7 +153,12 @@ def unfinished(run: CommandRun) -> list[str]:
 
 
 def taken_nodes(run: CommandRun) -> set[str]:
-    """Return the nodes that faults took away for good."""
+    """Return the nodes that faults took away for good.
+
+    A place of a running job is none of them: another pod takes it.
+    """
+    if run.experiment.running_job is not None:
+        return set()
     return {
         node
         for strike in run.injections

@@ -10,18 +10,18 @@ import contextlib
 import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Protocol
 
 from chaoskit.config import disk_directory
-from chaoskit.errors import HarnessError, NodeUnreachable
+from chaoskit.errors import NodeUnreachable
 from chaoskit.substrate.cluster.command_runner import LOOK, CommandSpec
 from chaoskit.substrate.cluster.network import Network
 from chaoskit.substrate.cluster.nodes import BaseCluster
+from chaoskit.substrate.cluster.without_coordinator import WithoutCoordinator
 from chaoskit.substrate.core.actions import Backend
 from chaoskit.substrate.core.command_environment import CommandEnvironment
 from chaoskit.substrate.core.launched_ranks import LaunchedRank
 from chaoskit.substrate.core.processes import Process
-from chaoskit.wire.messages import Message
 
 _FAREWELL_S = 3.0  # time that a command runner gets to end its processes
 #: Name of the directory for checkpoints, below the directory of the run.
@@ -57,20 +57,15 @@ class StartsCommands(Protocol):
         """
 
 
-class BareCluster(BaseCluster):
+class BareCluster(WithoutCoordinator, BaseCluster):
     """The nodes of a run of a command. They support the same actions as those of other clusters.
 
-    Operations that need a coordinator raise HarnessError. Those on processes of a node raise
-    KeyError before its command is started.
+    Operations on processes of a node raise KeyError before its command is started.
 
     Attributes:
         port: a TCP port that is free on every node.
         interface: name of a node's link to the others.
     """
-
-    address = ("", 0)
-    token = ""
-    store_port = 0
 
     def __init__(
         self,
@@ -177,6 +172,12 @@ class BareCluster(BaseCluster):
         """
         _send_signal(self._runners[node], LOOK)
 
+    def why_aborted(self) -> str:
+        return ""  # the command is the user's only for the run
+
+    def why_spared(self, node: str) -> str:
+        return ""  # the nodes exist for the run alone
+
     def end(self) -> None:
         """End every process of the run, and wait until all are gone. Its network is removed.
 
@@ -189,37 +190,6 @@ class BareCluster(BaseCluster):
             ended.callback(self._close_backends)
             ended.callback(self._network.close)
             self._substrate.end(self._runners.items(), _FAREWELL_S)
-
-    # -- operations that need a coordinator --------------------------------------------------------
-
-    def receive(self, timeout_s: float) -> Any | None:
-        return _no_coordinator()
-
-    def fileno(self) -> int:
-        return _no_coordinator()
-
-    def pace(self, heartbeat_s: float) -> None:
-        _no_coordinator()
-
-    def send(self, message: Message) -> None:
-        _no_coordinator()
-
-    def coordinator(self) -> Process:
-        return _no_coordinator()
-
-    def worker(self, node: str, pid: int) -> Process:
-        return _no_coordinator()
-
-    def restart(self, node: str) -> None:
-        _no_coordinator()
-
-    def provide(self, count: int) -> None:
-        _no_coordinator()
-
-
-def _no_coordinator() -> NoReturn:
-    """Raise the HarnessError of an operation that needs a coordinator. Never returns."""
-    raise HarnessError("a command has no coordinator")
 
 
 def _send_signal(process: Process, signum: int) -> None:

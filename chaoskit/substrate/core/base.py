@@ -237,6 +237,12 @@ class CommandCluster(Cluster, Protocol):
         It does so twice a second otherwise. Nothing happens if its command is over.
         """
 
+    def why_aborted(self) -> str:
+        """Return why the user wants the run to end now; "" while it may go on."""
+
+    def why_spared(self, node: str) -> str:
+        """Return why no fault may strike a node now; "" if it may, and one is about to do so."""
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:

@@ -397,7 +397,7 @@ def test_a_rank_with_a_share_of_a_cpu(chaos: Chaos) -> None:
     outcome = chaos.run(
         "gpt", nodes=2, spares=0, steps=20, options={"size": "tiny"}, faults=[fault]
     )
-    assert re.search(r"held pid \d+ back in [1-9]\d* periods", effect_of(outcome))
+    assert re.search(r"pid \d+ was held back in [1-9]\d* periods", effect_of(outcome))
     assert_no_rank_was_blamed(outcome)
     assert outcome.faults[0].undone
 

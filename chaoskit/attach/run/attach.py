@@ -1,0 +1,245 @@
+"""A run with faults on a job that runs already, from its reference to the verdict.
+
+-> attach/run/plan.py: the plan. attach/guards/: what faults may not do. attach/run/substrate.py: the
+job as nodes. experiment/harness.py makes the run and judges it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chaoskit.attach.fault_preview import FaultPreview, preview_faults
+from chaoskit.attach.guards.abort_conditions import parse_conditions
+from chaoskit.attach.guards.abort_watch import AbortWatch
+from chaoskit.attach.guards.guard_rails import GuardRails, check_guard_rails
+from chaoskit.attach.guards.hand_choice import hand_of
+from chaoskit.attach.hands.hand_container import HandImage
+from chaoskit.attach.jobs.find import FoundJob, find_job
+from chaoskit.attach.pods.checks import require_action_rights, require_machines
+from chaoskit.attach.pods.machine_pods import job_uids
+from chaoskit.attach.required_rights import require_rights
+from chaoskit.attach.run.plan import plan_attached, require_ranks
+from chaoskit.attach.run.substrate import AttachedSubstrate
+from chaoskit.errors import BadInput
+from chaoskit.experiment.harness import Harness
+from chaoskit.experiment.plan.command_plan import CommandExperiment, require_known_target
+from chaoskit.faults.base import Fault, typed_faults
+from chaoskit.runlog.outcome import Outcome
+from chaoskit.settings_file import read_document
+from chaoskit.stacks import LogPatterns
+from chaoskit.stacks.patterns import patterns_of
+from chaoskit.substrate.core.actions import Action
+from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
+from chaoskit.substrate.kubernetes.api.rights import HAND_RIGHTS, LOG_RIGHTS
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.typed import typed_arguments
+
+_IMAGE_REMEDY = "name the image of hands (docker build --target hand), or set CHAOSKIT_HAND_IMAGE"
+
+_FILE_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
+
+#: Called with the faults as they would strike, before the first one does. False ends the run.
+Confirm = Callable[[Sequence[FaultPreview]], bool]
+
+
+class HandImageFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a file that names the image of hands.
+
+    Attributes:
+        name: name of the image.
+        command: the command that starts a hand there; () for that of our own image.
+        working_directory: directory in which it is started.
+        mounts: volume mounts of its container, of volumes that the pods have.
+    """
+
+    name: str
+    command: tuple[str, ...] = ()
+    working_directory: str = ""
+    mounts: tuple[dict[str, Any], ...] = ()
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that are set."""
+        return {name: setting for name, setting in msgspec.structs.asdict(self).items() if setting}
+
+
+@dataclass(frozen=True, slots=True)
+class AttachLimits:
+    """Limits of a run: the damage that it may do to the job, and conditions that end it.
+
+    Attributes:
+        rails: limits of the nodes that faults may strike, and protected labels.
+        nodes: number of nodes that the user says the job has; None to accept any.
+        abort: conditions that end the run and all faults: ``file:/PATH`` appears, ``url:URL`` does
+            not answer well, ``metric:URL NAME > 5`` holds.
+        confirm: asks the user once; None to begin without a question.
+    """
+
+    rails: GuardRails = field(default_factory=GuardRails)
+    nodes: int | None = None
+    abort: Sequence[str] = ()
+    confirm: Confirm | None = None
+
+
+@typed_arguments
+def attach(
+    reference: str,
+    *,
+    watch: LogPatterns | Path | str,
+    faults: Sequence[Fault],
+    image: HandImage | str = "",
+    namespace: str = "",
+    context: str = "",
+    container: str = "",
+    limits: AttachLimits | None = None,
+    directory: str | Path | None = None,
+    live_view: Callable[[Any], None] | None = None,
+    **plan: Any,
+) -> Outcome:
+    """Inject faults into a job that runs already, and return the outcome with its verdict.
+
+    The job goes on afterwards. Its processes are reached by hands: small programs in ephemeral
+    containers of its pods.
+
+    Args:
+        reference: the job, such as ``statefulset/llama``; see :mod:`chaoskit.attach.jobs.kinds`.
+        watch: the patterns that find steps and losses in its logs, or a file of them.
+        faults: the faults that strike the job.
+        image: the image of hands, or a file of :class:`HandImageFile`; "" for that of
+            ``CHAOSKIT_HAND_IMAGE``.
+        namespace: the namespace of the job; "" for that of ``CHAOSKIT_KUBERNETES_NAMESPACE``, else
+            that of the context.
+        context: context of the kubeconfig; "" for the current one.
+        container: name of the container that trains; "" for the one that the rules of the kind
+            select.
+        limits: the guard rails. Default: one node stays untouched, and protected pods are left
+            alone.
+        directory: the directory for journals and logs of the run. Default: a temporary one, which
+            is removed at the end.
+        live_view: receives the newest step and loss, and each fault that strikes.
+        plan: see :func:`chaoskit.attach.run.plan.plan_attached`.
+
+    Raises:
+        BadInput: before anything is broken. Hands may stand already, which read the ranks.
+        ApiError: if the API server does not answer.
+        HarnessError: if chaoskit itself failed.
+    """
+    patterns, hand_image = _patterns(watch), _hand_image(image)
+    limits = limits or AttachLimits()
+    limits.rails.validate()
+    conditions = parse_conditions(limits.abort)
+    typed = typed_faults(faults)
+    for fault in typed:
+        hand_of(fault)
+        require_known_target(fault)
+    options = KubernetesOptions.from_environment(os.environ)
+    client = KubernetesApi(context or options.context, namespace or options.namespace)
+    aborts: list[str] = []
+    with closing(client) as api:
+        job = find_job(api, reference, container=container)
+        actions = frozenset(action for fault in typed for action in fault.needs)
+        substrate = AttachedSubstrate(
+            api, job, hand_image, options, lambda: aborts[0] if aborts else ""
+        )
+        with closing(substrate):
+            _require_cluster(api, job, actions, options, substrate.run_name)
+            substrate.reach(actions)
+            experiment = _plan(substrate, job, patterns, typed, plan)
+            _guard(api, job, hand_image, experiment, substrate, limits)
+            with (
+                AbortWatch(conditions, aborts.append),
+                Harness(substrate, directory) as harness,
+            ):
+                return harness.run_planned(experiment, twin=False, watch=live_view)
+
+
+def _require_cluster(
+    api: KubernetesApi,
+    job: FoundJob,
+    actions: frozenset[type[Action]],
+    options: KubernetesOptions,
+    run_name: str,
+) -> None:
+    """Refuse to begin without the rights that the run needs, or on machines that it may not break.
+
+    Raises:
+        BadInput: naming the right or the machine.
+        ApiError: if the server does not answer.
+    """
+    require_rights(api, (*LOG_RIGHTS, *HAND_RIGHTS))
+    require_action_rights(api, actions)
+    machines = {place.pod.node for place in job.places.places if place.pod is not None}
+    require_machines(api, options, actions, machines, run_name, job_uids(api, job.membership))
+
+
+def _plan(
+    substrate: AttachedSubstrate,
+    job: FoundJob,
+    patterns: LogPatterns,
+    faults: Sequence[Fault],
+    plan: dict[str, Any],
+) -> CommandExperiment:
+    """Return the plan of the run. Raises BadInput if it cannot be carried out on the job."""
+    ranks = substrate.ranks()
+    if not ranks:
+        require_ranks(job, substrate.why_no_ranks())
+    return plan_attached(job, ranks, watch=patterns, faults=faults, **plan)
+
+
+def _guard(
+    api: KubernetesApi,
+    job: FoundJob,
+    image: HandImage,
+    experiment: CommandExperiment,
+    substrate: AttachedSubstrate,
+    limits: AttachLimits,
+) -> None:
+    """Check the guard rails, and ask the user.
+
+    Raises:
+        BadInput: if the guard rails or an admission forbid a fault, or the user does not confirm.
+        ApiError: if the server does not answer.
+    """
+    guarded = check_guard_rails(
+        api, job, experiment.faults, limits.rails, ranks=substrate.ranks(), nodes=limits.nodes
+    )
+    substrate.guard(limits.rails)
+    rows = preview_faults(api, job, guarded, experiment.faults, image)
+    for row in rows:
+        if row.refusal:
+            raise BadInput("faults", row.fault, row.refusal)
+    if limits.confirm is not None and not limits.confirm(rows):
+        raise BadInput("yes", "no", "answer yes to inject these faults, or give --yes")
+
+
+def _patterns(watch: LogPatterns | Path | str) -> LogPatterns:
+    """Return the patterns for the log. Raises BadInput if a file has none."""
+    if isinstance(watch, LogPatterns):
+        return watch
+    settings = read_document("watch", Path(watch))
+    if not isinstance(settings, dict):
+        example = r"step: 'step (\d+)'"
+        raise BadInput("watch", str(watch), f"write the pattern of a step in it: {example}")
+    return patterns_of(settings)
+
+
+def _hand_image(image: HandImage | str) -> HandImage:
+    """Return the image of hands. Raises BadInput if none is named."""
+    if isinstance(image, HandImage):
+        return image
+    name = image or os.environ.get("CHAOSKIT_HAND_IMAGE", "")
+    if not name:
+        raise BadInput("image", name, _IMAGE_REMEDY)
+    if not name.endswith(_FILE_SUFFIXES):
+        return HandImage(name)
+    settings = read_document("image", Path(name))
+    try:
+        return HandImage(**msgspec.convert(settings, HandImageFile).fields())
+    except msgspec.ValidationError as error:
+        raise BadInput("image", name, f"mend it: {error}") from None

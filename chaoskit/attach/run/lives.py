@@ -1,0 +1,87 @@
+"""The container that trains at a place of a running job: its present life, and how a life ended.
+
+Pure: read from the places of a job at one moment.
+
+-> attach/jobs/places.py: the places. attach/run/node.py acts in the present life.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from chaoskit.attach.jobs.places import JobPlaces, Place
+from chaoskit.attach.jobs.pod_state import PodState
+
+_RUNNING = "running"
+
+
+class PodLife(NamedTuple):
+    """A life of the container that trains: from its start to its next end.
+
+    Attributes:
+        pod: name of its pod.
+        uid: identifier of the pod.
+        container_id: identifier of the life.
+        machine: node of the cluster on which it runs.
+        restarts: number of restarts of the container in this pod before.
+    """
+
+    pod: str
+    uid: str
+    container_id: str
+    machine: str
+    restarts: int
+
+
+def present_life(place: Place | None, container: str) -> PodLife | None:
+    """Return the life that runs at a place; None if no container runs there."""
+    if place is None or place.pod is None:
+        return None
+    pod, state = place.pod, place.pod.container(container)
+    if state.state != _RUNNING or not state.container_id:
+        return None
+    return PodLife(pod.name, pod.uid, state.container_id, pod.node, state.restart_count)
+
+
+def find_pod(places: JobPlaces, uid: str) -> PodState | None:
+    """Return the pod with an identifier, also a former one; None if it is not known any more."""
+    return next(
+        (
+            pod
+            for place in places.places
+            for pod in (*((place.pod,) if place.pod else ()), *place.former_pods)
+            if pod.uid == uid
+        ),
+        None,
+    )
+
+
+def is_pod_over(places: JobPlaces, uid: str) -> bool:
+    """Return whether no process of a pod will run any more."""
+    pod = find_pod(places, uid)
+    return pod is None or pod.has_ended
+
+
+def is_life_over(places: JobPlaces, life: PodLife, container: str) -> bool:
+    """Return whether a life has ended: its container ended or was restarted, or its pod is over."""
+    pod = find_pod(places, life.uid)
+    if pod is None or pod.has_ended:
+        return True
+    state = pod.container(container)
+    if not state.container_id:  # the kubelet has not reported it yet
+        return False
+    return state.container_id != life.container_id or state.state != _RUNNING
+
+
+def why_over(places: JobPlaces, life: PodLife, container: str) -> str:
+    """Return in words how a life ended, such as ``the pod llama-1 was deleted``."""
+    pod = find_pod(places, life.uid)
+    if pod is None or pod.is_deleted:
+        return f"the pod {life.pod} was deleted"
+    state = pod.container(container)
+    is_later = state.container_id not in ("", life.container_id)
+    exit_code = state.last_exit_code if is_later else state.exit_code
+    reason = state.last_reason if is_later else state.reason
+    if exit_code is None:
+        return f"the container {container} of {life.pod} does not run: {reason or pod.phase}"
+    return f"the container {container} of {life.pod} ended with exit code {exit_code} ({reason})"

@@ -1,0 +1,325 @@
+"""A node of an attached run: a place of the job, with the hands in its present pod.
+
+-> attach/run/lives.py: which container is present. attach/hands/: hands, and the kernel of a life.
+attach/run/cluster.py: all nodes of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+
+from chaoskit.attach.hands.hand import Hand
+from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandImage, HandRole
+from chaoskit.attach.hands.hand_kernel import HandKernel
+from chaoskit.attach.hands.ranks import why_unread
+from chaoskit.attach.hands.start import HandPod, start_hand
+from chaoskit.attach.jobs.membership import PlaceKey
+from chaoskit.attach.jobs.places import Place
+from chaoskit.attach.jobs.watch import JobWatch
+from chaoskit.attach.run.lives import (
+    PodLife,
+    is_life_over,
+    is_pod_over,
+    present_life,
+    why_over,
+)
+from chaoskit.attach.run.logs import AttachedLogs
+from chaoskit.errors import HarnessError, NodeUnreachable
+from chaoskit.journal import Journal
+from chaoskit.substrate.core.launched_ranks import LaunchedRank
+from chaoskit.substrate.core.processes import Process
+from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
+from chaoskit.vocabulary import Event
+
+_LOOK_S = 0.5  # interval in which ranks are looked up
+_RETRY_S = 1.0  # pause after a hand that could not be started
+_INIT = 1  # pid of the first process of a container
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedJob:
+    """The parts of a run that all of its nodes share.
+
+    Attributes:
+        api: client of the namespace of the job.
+        watch: the places of the job.
+        image: image of the hands.
+        needs_network: True if faults act on the network, so that each pod gets a network hand.
+    """
+
+    api: KubernetesApi
+    watch: JobWatch
+    image: HandImage
+    needs_network: bool
+
+
+class AttachedNode:
+    """A place of a running job as a node.
+
+    A thread starts hands in each new pod and each restarted container, and writes to the node's
+    journal which lives and which ranks it sees.
+
+    Args:
+        job: what the nodes of the run share.
+        key: the place.
+        container: name of the container that trains.
+
+    Attributes:
+        name: the name of the node.
+        key: the place.
+        trouble: why the node is not reached at present; "" if it is.
+    """
+
+    def __init__(self, job: AttachedJob, key: PlaceKey, container: str) -> None:
+        self.name, self.key, self.container = key.node_name, key, container
+        self.trouble = "no hand was started yet"
+        self._job = job
+        self._lock = threading.RLock()
+        self._life: PodLife | None = None
+        self._kernel: HandKernel | None = None
+        self._root: Process | None = None
+        self._hands: dict[HandRole, Hand] = {}
+        self._network_uid = ""  # pod of the network hand
+        self._followed_uid = ""  # newest pod whose log is followed
+        self._journal: Journal | None = None
+        self._logs: AttachedLogs | None = None
+        self._recorded_life: PodLife | None = None
+        self._ranks: dict[Process, LaunchedRank] = {}  # as the journal has them
+        self._woken, self._is_closing = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name=f"node {self.name}", daemon=True)
+
+    # -- what a run asks ---------------------------------------------------------------------------
+
+    @property
+    def place(self) -> Place | None:
+        """The place with its present pod."""
+        return self._job.watch.places().place(self.key)
+
+    @property
+    def life(self) -> PodLife | None:
+        """The life in which hands act; None while there is none."""
+        return self._life
+
+    def root(self) -> Process:
+        """Return the first process of the container. Raises NodeUnreachable if none is known."""
+        if self._root is None:
+            raise self._unreachable()
+        return self._root
+
+    def processes(self) -> list[Process]:
+        """Return the live processes of the container, the first one first; empty if it is over."""
+        with self._lock:
+            root, kernel = self._root, self._kernel
+        if root is None or kernel is None:
+            return []
+        return kernel.tree(root)
+
+    def ranks(self) -> dict[Process, LaunchedRank]:
+        """Return the live processes that were started with a rank; empty if the place is empty.
+
+        Raises:
+            NodeUnreachable: if a container runs there, and its hand does not answer.
+        """
+        with self._lock:
+            root, kernel = self._root, self._kernel
+        if root is not None and kernel is not None:
+            return kernel.launched_ranks(root)
+        if present_life(self.place, self.container) is not None:
+            raise self._unreachable()
+        return {}
+
+    def why_no_ranks(self) -> str:
+        """Return why no process shows a rank; "" if one does."""
+        return "" if self.ranks() else why_unread(self.hand(PROCESSES).ask("list")["processes"])
+
+    def hand(self, role: HandRole) -> Hand:
+        """Return a standing hand in the present pod. Raises NodeUnreachable if there is none."""
+        hand = self._hands.get(role)
+        if hand is None or not hand.is_open:
+            raise self._unreachable()
+        return hand
+
+    def address(self) -> str:
+        """Return the IP address of the present pod. Raises NodeUnreachable if it has none."""
+        place = self.place
+        if place is None or place.pod is None or not place.pod.address:
+            raise self._unreachable()
+        return place.pod.address
+
+    def look(self) -> None:
+        """Look up lives and ranks now instead of at the next interval."""
+        self._woken.set()
+
+    # -- begin and end -----------------------------------------------------------------------------
+
+    def reach(self) -> None:
+        """Start the hands in the present pod, and read its ranks.
+
+        Raises:
+            HarnessError: if a hand cannot be started, or the place has no running container.
+        """
+        life = present_life(self.place, self.container)
+        if life is None:
+            raise HarnessError(f"{self.name} has no running container")
+        self._begin(life)
+
+    def observe(self, journal: Journal, logs: AttachedLogs) -> None:
+        """Begin to write what is seen, and to follow the place and its log."""
+        self._journal, self._logs = journal, logs
+        self._follow()
+        self._record()
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and the hands, and with them all of their effects. Twice does no harm."""
+        self._is_closing = True
+        self._woken.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._close_hands(PROCESSES, NETWORK)
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            journal.close("the run has ended")
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Keep up with the place until the node is closed."""
+        while not self._is_closing:
+            self._woken.clear()
+            pause_s = _LOOK_S
+            try:
+                self._keep_up()
+                self.trouble = ""
+            except HarnessError as error:  # a pod that is just going, or a server that is away
+                self.trouble, pause_s = str(error), _RETRY_S
+            self._woken.wait(pause_s)
+
+    def _keep_up(self) -> None:
+        """Act upon the present state of the place once."""
+        self._follow()
+        life = present_life(self.place, self.container)
+        if self._life is not None and is_life_over(
+            self._job.watch.places(), self._life, self.container
+        ):
+            self._end_life(self._life)
+        if self._life is None and life is not None:
+            self._begin(life)
+        elif self._life is not None and not self._stands(PROCESSES):
+            self._start(PROCESSES, self._life)
+        if self._life is not None and self._job.needs_network and not self._stands(NETWORK):
+            self._start(NETWORK, self._life)
+        self._record()
+
+    def _follow(self) -> None:
+        """Follow the log of a pod that has just taken the place."""
+        place = self.place
+        if self._logs is None or place is None or place.pod is None:
+            return
+        if place.pod.uid == self._followed_uid:
+            return
+        pod = self._job.api.get("Pod", place.pod.name)
+        if pod["metadata"]["uid"] == place.pod.uid:
+            self._logs.follow(self.name, pod, self.container)
+            self._followed_uid = place.pod.uid
+
+    def _begin(self, life: PodLife) -> None:
+        """Start the hands of a life that has begun."""
+        if self._job.needs_network and (self._network_uid != life.uid or not self._stands(NETWORK)):
+            self._start(NETWORK, life)
+        self._start(PROCESSES, life)
+        watch, container = self._job.watch, self.container
+        kernel = HandKernel(
+            lambda: self.hand(PROCESSES), lambda: is_life_over(watch.places(), life, container)
+        )
+        root = kernel.find(_INIT)
+        with self._lock:
+            self._life, self._kernel, self._root = life, kernel, root
+
+    def _end_life(self, life: PodLife) -> None:
+        """Note that the present life is over, and end the hands that ended with it."""
+        self._close_hands(PROCESSES)
+        if is_pod_over(self._job.watch.places(), life.uid):
+            self._close_hands(NETWORK)
+        with self._lock:
+            kernel = self._kernel
+            self._life = self._kernel = self._root = None
+        if kernel is not None:
+            kernel.end()
+
+    def _stands(self, role: HandRole) -> bool:
+        """Return whether a hand stands."""
+        hand = self._hands.get(role)
+        return hand is not None and hand.is_open
+
+    def _start(self, role: HandRole, life: PodLife) -> None:
+        """Start a hand in the pod of a life. Raises HarnessError if it does not run in time."""
+        self._close_hands(role)
+        self._hands[role] = start_hand(
+            self._job.api, HandPod(life.pod, life.uid), self.container, role, self._job.image
+        )
+        if role == NETWORK:
+            self._network_uid = life.uid
+
+    def _close_hands(self, *roles: HandRole) -> None:
+        """End hands."""
+        for role in roles:
+            if (hand := self._hands.pop(role, None)) is not None:
+                with contextlib.suppress(OSError):
+                    hand.close()
+
+    def _unreachable(self) -> NodeUnreachable:
+        """Return the error of a request to the node while no hand stands there."""
+        return NodeUnreachable(
+            f"{self.name} is not reached: {self.trouble or 'its hand has ended'}"
+        )
+
+    # -- the journal -------------------------------------------------------------------------------
+
+    def _record(self) -> None:
+        """Write lives and ranks that have changed."""
+        if self._journal is None:
+            return
+        life, t_ns = self._life, time.monotonic_ns()
+        if life != self._recorded_life:
+            self._record_life(self._journal, life)
+        ranks = self.ranks() if life is not None else {}
+        for process, launched in self._ranks.items():
+            if process not in ranks:
+                self._write_rank(self._journal, Event.RANK_GONE, process, launched, t_ns)
+        for process, launched in ranks.items():
+            if process not in self._ranks:
+                self._write_rank(self._journal, Event.RANK_FOUND, process, launched, t_ns)
+        self._ranks = ranks
+
+    def _record_life(self, journal: Journal, life: PodLife | None) -> None:
+        """Write the end of the life that was recorded last, and the begin of the present one."""
+        former_life = self._recorded_life
+        if former_life is not None:
+            cause = why_over(self._job.watch.places(), former_life, self.container)
+            journal.write(
+                Event.LIFE_ENDED,
+                uid=former_life.uid,
+                container_id=former_life.container_id,
+                cause=cause,
+            )
+        if life is not None:
+            journal.write(Event.LIFE_OBSERVED, container=self.container, **life._asdict())
+        self._recorded_life = life
+
+    @staticmethod
+    def _write_rank(
+        journal: Journal, event: Event, process: Process, launched: LaunchedRank, t_ns: int
+    ) -> None:
+        """Write that a process has, or had, a rank."""
+        journal.write(
+            event,
+            t_ns=t_ns,
+            rank=launched.rank,
+            pid=process.pid,
+            ticks=process.ticks,
+            variable=launched.variable,
+        )

@@ -1,0 +1,180 @@
+"""A job that runs already, as the substrate of a run: its pods are the nodes.
+
+-> substrate/core/base.py: the interface. attach/run/cluster.py: the nodes of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from chaoskit.attach.guards.guard_rails import GuardRails
+from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandImage
+from chaoskit.attach.hands.throttle import HandThrottle
+from chaoskit.attach.hands.traffic import HandTraffic
+from chaoskit.attach.jobs.find import FoundJob
+from chaoskit.attach.jobs.watch import JobWatch
+from chaoskit.attach.pods.machine_pods import (
+    AttachedMachinePods,
+    job_uids,
+    machine_backend,
+    new_run_name,
+)
+from chaoskit.attach.pods.pod_backend import AttachedPodBackend
+from chaoskit.attach.pods.pod_requests import PodRequests
+from chaoskit.attach.pods.preemption import Preemptions
+from chaoskit.attach.run.cluster import AttachedCluster, RunGuards
+from chaoskit.attach.run.logs import AttachedLogs
+from chaoskit.attach.run.node import AttachedJob, AttachedNode
+from chaoskit.attach.run.pods import NodePods
+from chaoskit.config import RunConfig
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.stacks.ranks import seats
+from chaoskit.substrate.core.actions import Action, Backend
+from chaoskit.substrate.core.base import NOTHING, Cluster, Needs
+from chaoskit.substrate.core.demand import RunDemand
+from chaoskit.substrate.core.run_event import RunEvent
+from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.undo import UndoLog
+from chaoskit.wire.injection_line import InjectionDoor
+
+#: Name of the substrate in reports.
+ATTACHED = "attached"
+_PARALLEL = 8  # pods in which hands are started at the same time
+
+
+class AttachedSubstrate:
+    """A job that runs already. One run can be made on it, after :meth:`reach`.
+
+    Args:
+        api: client of the namespace of the job.
+        job: the job, which passed all checks.
+        image: image of the hands.
+        options: the user's options, which name the machines that may be broken.
+        why_aborted: returns why the user wants the run to end; "" while it may go on.
+
+    Attributes:
+        run_name: name of the run, which is noted on a machine that it breaks.
+    """
+
+    name = ATTACHED
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        job: FoundJob,
+        image: HandImage,
+        options: KubernetesOptions,
+        why_aborted: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.undo, self.run_name = UndoLog(), new_run_name()
+        self._api, self._job, self._image, self._options = api, job, image, options
+        self._why_aborted = why_aborted
+        self._rails = GuardRails()
+        self._nodes: dict[str, AttachedNode] = {}
+        self._watch = JobWatch(api, job, lambda changes: self._look())
+
+    def reach(self, actions: Collection[type[Action]]) -> None:
+        """Start the hands in all pods of the job, which the given actions need.
+
+        Raises:
+            HarnessError: if a hand cannot be started.
+        """
+        self._watch.start()
+        needs_network = not HandTraffic.actions.isdisjoint(actions)
+        shared = AttachedJob(self._api, self._watch, self._image, needs_network)
+        self._nodes = {
+            place.key.node_name: AttachedNode(shared, place.key, self._job.containers[place.key])
+            for place in self._job.places.places
+        }
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            results = [pool.submit(node.reach) for node in self._nodes.values()]
+        problems = [str(error) for result in results if (error := result.exception()) is not None]
+        if problems:
+            raise HarnessError("; ".join(problems[:3]))
+
+    def ranks(self) -> dict[int, str]:
+        """Return rank -> node, as the processes of the job show them.
+
+        Raises:
+            NodeUnreachable: if a hand does not answer any more.
+        """
+        by_rank = seats({name: node.ranks() for name, node in self._nodes.items()})
+        return {rank: seat.node for rank, seat in by_rank.items()}
+
+    def why_no_ranks(self) -> list[str]:
+        """Return why no process of a node shows a rank, for each such node."""
+        reasons = ((name, node.why_no_ranks()) for name, node in self._nodes.items())
+        return [f"{name}: {reason}" for name, reason in reasons if reason]
+
+    def guard(self, rails: GuardRails) -> None:
+        """Have these guard rails checked at each strike, too."""
+        self._rails = rails
+
+    def require(self, demand: RunDemand) -> None:
+        """Do nothing: the job has passed its checks, and its hands stand."""
+
+    def why_not(self, action: type[Action]) -> str:
+        return ""  # the hands of each fault were chosen and tried before
+
+    def event_sink(self, run_directory: Path) -> Callable[[RunEvent], None] | None:
+        return None
+
+    def launch(
+        self,
+        config: RunConfig,
+        run_directory: Path,
+        *,
+        port: int = 0,
+        heartbeat_s: float = 0.0,
+        replacements: int = 0,
+        injection: InjectionDoor | None = None,
+    ) -> Cluster:
+        raise BadInput("substrate", ATTACHED, "name a substrate on which jobs are started")
+
+    def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> AttachedCluster:
+        """Return the places of the job as nodes, with the hands that :meth:`reach` has started."""
+        pods = NodePods(self._nodes, self._watch)
+        requests = PodRequests(self._api, pods)
+        return AttachedCluster(
+            self._nodes,
+            self._watch,
+            AttachedLogs(self._api, run_directory),
+            self._backends(pods, requests),
+            requests.kill,
+            run_directory,
+            RunGuards(self._rails, self._why_aborted),
+        )
+
+    def _backends(self, pods: NodePods, requests: PodRequests) -> list[Backend]:
+        """Return the backends of actions on the nodes."""
+        api, undo, nodes = self._api, self.undo, self._nodes
+        containers = {name: node.container for name, node in nodes.items()}
+        machine_pods = AttachedMachinePods(api, pods, requests, containers)
+        own_uids = job_uids(api, self._job.membership)
+        return [
+            HandTraffic(
+                lambda node: nodes[node].hand(NETWORK),
+                lambda node: nodes[node].address(),
+                nodes=list(nodes),
+            ),
+            HandThrottle(lambda node: nodes[node].hand(PROCESSES)),
+            AttachedPodBackend(pods, requests, Preemptions(api, pods, requests, undo), containers),
+            machine_backend(api, machine_pods, self._options, self.run_name, own_uids, undo),
+        ]
+
+    def _look(self) -> None:
+        """Have every node look at its place now, since something has changed in the job."""
+        for node in self._nodes.values():
+            node.look()
+
+    def close(self) -> None:
+        """End the hands and the watch of the job."""
+        with contextlib.ExitStack() as closed:
+            closed.callback(self.undo.close)
+            closed.callback(self._watch.close)
+            for node in self._nodes.values():
+                closed.callback(node.close)

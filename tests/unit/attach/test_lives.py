@@ -1,0 +1,107 @@
+"""Tests of the present life of a place, and of ends of lives."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from chaoskit.attach.jobs.membership import PlaceKey
+from chaoskit.attach.jobs.places import JobPlaces, Place
+from chaoskit.attach.jobs.pod_state import ContainerState, PodState
+from chaoskit.attach.run.lives import (
+    PodLife,
+    is_life_over,
+    is_pod_over,
+    present_life,
+    why_over,
+)
+
+KEY = PlaceKey("llama", 1)
+RUNNING = ContainerState("train", "containerd://a", state="running")
+POD = PodState(
+    "uid-a",
+    "llama-1",
+    node="machine-2",
+    address="10.0.0.7",
+    phase="Running",
+    container_names=("train",),
+    containers=(RUNNING,),
+)
+LIFE = PodLife("llama-1", "uid-a", "containerd://a", "machine-2", 0)
+
+
+def places(pod: PodState | None, *former_pods: PodState) -> JobPlaces:
+    return JobPlaces((Place(KEY, pod, 0.0, former_pods),))
+
+
+def with_container(**fields: object) -> PodState:
+    return dataclasses.replace(POD, containers=(dataclasses.replace(RUNNING, **fields),))
+
+
+def test_a_running_container_is_the_present_life() -> None:
+    assert present_life(places(POD).places[0], "train") == LIFE
+    assert KEY.node_name == "llama-1"
+
+
+@pytest.mark.parametrize(
+    "pod", [None, with_container(state="waiting"), with_container(container_id="")]
+)
+def test_a_place_without_a_running_container_has_no_life(pod: PodState | None) -> None:
+    assert present_life(places(pod).places[0], "train") is None
+
+
+@pytest.mark.parametrize(
+    ("after", "cause"),
+    [
+        (places(None), "the pod llama-1 was deleted"),
+        (
+            places(None, dataclasses.replace(POD, is_deleted=True)),
+            "the pod llama-1 was deleted",
+        ),
+        (
+            places(with_container(state="terminated", exit_code=137, reason="Error")),
+            "the container train of llama-1 ended with exit code 137 (Error)",
+        ),
+        (
+            places(
+                with_container(
+                    container_id="containerd://b",
+                    restart_count=1,
+                    last_exit_code=1,
+                    last_reason="Error",
+                )
+            ),
+            "the container train of llama-1 ended with exit code 1 (Error)",
+        ),
+        (
+            places(with_container(state="waiting", reason="CrashLoopBackOff")),
+            "the container train of llama-1 does not run: CrashLoopBackOff",
+        ),
+    ],
+)
+def test_an_end_is_proved_and_has_a_cause(after: JobPlaces, cause: str) -> None:
+    assert is_life_over(after, LIFE, "train")
+    assert why_over(after, LIFE, "train") == cause
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        places(POD),
+        places(dataclasses.replace(POD, is_terminating=True)),
+        places(dataclasses.replace(POD, is_node_silent=True)),
+        places(with_container(container_id="", state="")),
+    ],
+)
+def test_a_life_whose_end_is_not_proved_goes_on(after: JobPlaces) -> None:
+    """The processes of a silent machine, and of a pod that has time to end, may still run."""
+    assert not is_life_over(after, LIFE, "train")
+    assert not is_pod_over(after, "uid-a")
+
+
+def test_a_successor_in_the_place_does_not_end_a_pod_that_runs() -> None:
+    """A pod on a silent machine may run beside its successor."""
+    successor = dataclasses.replace(POD, uid="uid-b")
+    assert not is_pod_over(places(successor, POD), "uid-a")
+    assert is_pod_over(places(successor), "uid-a")

@@ -1,0 +1,135 @@
+"""Tests of the verdict on a job that goes on after the run, from its records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.experiment.plan.command_plan import CommandExperiment, RunningJob
+from chaoskit.experiment.run.command_run import CommandRun, load_command_run
+from chaoskit.experiment.run.running_job import goes_on, hole_in_steps, why_standing
+from chaoskit.experiment.twin.command_twin import taken_nodes, unfinished
+from chaoskit.faults import Kill
+from chaoskit.journal import Journal
+from chaoskit.stacks import LogPatterns
+from chaoskit.vocabulary import Event, RunEnd, Verdict
+
+S = 10**9
+FAULT = Kill(rank=1, at_step=3)
+RunEvent = tuple[float, Event, dict[str, Any]]
+EXPERIMENT = CommandExperiment(
+    name="llama",
+    command=(),
+    watch=LogPatterns(step=r"step (\d+)"),
+    nodes=2,
+    ranks=2,
+    seed=0,
+    faults=(FAULT,),
+    working_directory="",
+    deadline_s=60.0,
+    stalled_s=20.0,
+    running_job=RunningJob("statefulset/llama", "ml", 10.0),
+)
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Callable[..., CommandRun]:
+    """Return a function that makes a run of records: (seconds, event, fields) by source."""
+
+    def make(reason: RunEnd, ended_s: float, *records: RunEvent, node1: Any = ()) -> CommandRun:
+        start: dict[str, Any] = {"names": ["llama-0", "llama-1"], "substrate": "attached"}
+        start |= {"run_id": "a", "twin": "", "sharded": False}
+        logs = {"lines": 9, "example": "", "odd": ""}
+        end: dict[str, Any] = {"reason": reason, "ok": True, "detail": "disk full", "exits": {}}
+        harness = Journal(tmp_path / "journal", "harness", role="harness")
+        for at_s, event, fields in [(0, Event.STARTED, start), *records]:
+            harness.write(event, t_ns=int(at_s * S), **fields)
+        harness.write(Event.RUN_ENDED, t_ns=int(ended_s * S), logs=logs, **end)
+        harness.close()
+        place = Journal(tmp_path / "journal", "llama-1", role="place")
+        for at_s, event, fields in node1:
+            place.write(event, t_ns=int(at_s * S), **fields)
+        place.close()
+        return load_command_run(tmp_path, EXPERIMENT)
+
+    return make
+
+
+def step(at_s: float, number: int) -> RunEvent:
+    return at_s, Event.LOGGED, {"node": "llama-0", "step": number, "loss": None}
+
+
+def act(at_s: float) -> RunEvent:
+    return at_s, Event.INJECTED, {"fault": "fault0", "node": "llama-1"}
+
+
+STEPS = [step(1, 1), step(2, 2), act(2.5)]
+
+
+def test_new_steps_show_that_the_job_goes_on(run_of: Callable[..., CommandRun]) -> None:
+    run = run_of(RunEnd.OBSERVED, 20, *STEPS, step(9, 1), step(14, 3), step(15, 4))
+    check = goes_on(run)
+    assert (check.verdict, check.detail) == (Verdict.PASSED, "2 new steps up to step 4")
+    assert not unfinished(run)
+
+
+def test_a_job_that_stands_still_fails_with_its_empty_places(
+    run_of: Callable[..., CommandRun],
+) -> None:
+    life = {"uid": "u", "container_id": "c"}
+    ended = (3, Event.LIFE_ENDED, {**life, "cause": "the pod llama-1 was deleted"})
+    run = run_of(RunEnd.STALLED, 23, *STEPS, node1=[(0, Event.LIFE_OBSERVED, life), ended])
+    check = goes_on(run)
+    assert check.verdict is Verdict.FAILED
+    assert "no step was shown for 20 s (stalled_s)" in check.detail
+    assert (
+        "llama-1 has had no running container for 20 s: the pod llama-1 was deleted" in check.detail
+    )
+    assert unfinished(run) == [why_standing(run)]
+
+
+def test_a_place_that_was_taken_again_is_not_empty(run_of: Callable[..., CommandRun]) -> None:
+    life = {"uid": "u", "container_id": "c"}
+    lives = [
+        (0, Event.LIFE_OBSERVED, life),
+        (3, Event.LIFE_ENDED, {**life, "cause": "the pod llama-1 was deleted"}),
+        (5, Event.LIFE_OBSERVED, {**life, "uid": "v"}),
+    ]
+    assert "llama-1" not in why_standing(run_of(RunEnd.STALLED, 23, *STEPS, node1=lives))
+
+
+@pytest.mark.parametrize(
+    ("later_steps", "verdict"),
+    [
+        ([], Verdict.FAILED),
+        ([step(9, 1), step(10, 2)], Verdict.FAILED),  # it went back, and no further than before
+        ([step(9, 3)], Verdict.UNKNOWN),
+    ],
+)
+def test_a_deadline_fails_only_a_job_without_new_steps(
+    run_of: Callable[..., CommandRun], later_steps: list[RunEvent], verdict: Verdict
+) -> None:
+    run = run_of(RunEnd.DEADLINE, 60, *STEPS, *later_steps)
+    assert goes_on(run).verdict is verdict
+
+
+def test_an_aborted_run_is_unknown_with_the_condition(run_of: Callable[..., CommandRun]) -> None:
+    check = goes_on(run_of(RunEnd.ABORTED, 3, *STEPS))
+    assert (check.verdict, check.detail) == (Verdict.UNKNOWN, "the run was aborted: disk full")
+
+
+def test_a_hole_counts_where_steps_are_shown(run_of: Callable[..., CommandRun]) -> None:
+    def hole(node: str) -> RunEvent:
+        fields = {"file": node, "line": 7, "reason": "pod_gone", "pod": node, "container": "train"}
+        return 3, Event.LOG_HOLE, fields
+
+    assert not hole_in_steps(run_of(RunEnd.OBSERVED, 20, *STEPS, hole("llama-1")))
+    problem = hole_in_steps(run_of(RunEnd.OBSERVED, 20, *STEPS, hole("llama-0")))
+    assert problem.startswith("lines of llama-0 may be missing after line 7 of its log: pod_gone")
+
+
+def test_faults_take_no_place_for_good(run_of: Callable[..., CommandRun]) -> None:
+    assert taken_nodes(run_of(RunEnd.OBSERVED, 20, *STEPS)) == set()
