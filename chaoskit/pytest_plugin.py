@@ -646,7 +646,7 @@ class Chaos:
             check: fail the test unless the verdict is ``passed``.
             arguments: ``watch=LogPatterns(...)``, or a file of patterns (default: that of
                 ``--chaos-watch``); ``namespace``, ``image`` of the hands, ``context``,
-                ``container``, and those of :func:`chaoskit.attach.run.plan.plan_attached`.
+                ``container``, and those of :func:`chaoskit.attach.run.plan.attach_settings`.
 
         Raises:
             BadInput: before anything is broken.

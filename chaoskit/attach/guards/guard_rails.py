@@ -81,18 +81,29 @@ class GuardRails:
         Raises:
             BadInput: naming the limit, or the label of what is protected.
         """
+        self.check_job(job, nodes)
+        for fault in faults:
+            self._check_pods(job, fault)
+        if faults:
+            self._check_number(job, faults)
+
+    def check_job(self, job: GuardedJob, nodes: int | None = None) -> None:
+        """Refuse a job of another size, or one that is protected, whatever the faults are.
+
+        Args:
+            job: the job. Its ranks do not matter.
+            nodes: number of nodes that the user says the job has; None to accept any.
+
+        Raises:
+            BadInput: naming the limit, or the label of what is protected.
+        """
         self.validate()
         self._check_size(job, nodes)
-        if not faults:
-            return
         for owner, labels in job.owners.items():
             if label := self._protecting(labels):
                 raise BadInput(
                     "protected", label, f"attach to another job, or remove it: {owner} has it"
                 )
-        for fault in faults:
-            self._check_pods(job, fault)
-        self._check_number(job, faults)
 
     def why_not(self, node: GuardedNode, struck: Collection[str], nodes: int) -> str:
         """Return why a node may not be struck now; "" if it may.

@@ -2,6 +2,9 @@
 
 An index of a pod is not a rank: a launcher numbers its ranks by itself, and a pod may have several.
 
+Another kind is an entry here, a rule in ``membership.py``, the number of its pods in ``job_state.py``,
+its path in ``substrate/kubernetes/api/requests.py``, and its rights in ``api/rights.py``.
+
 -> ``reference.py``: the text that names a job. ``membership.py``: the place of a pod in a job.
 """
 

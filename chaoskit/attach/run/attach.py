@@ -7,7 +7,7 @@ job as nodes. experiment/harness.py makes the run and judges it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +19,23 @@ from chaoskit.attach.fault_preview import FaultPreview, preview_faults
 from chaoskit.attach.guards.abort_conditions import parse_conditions
 from chaoskit.attach.guards.abort_watch import AbortWatch
 from chaoskit.attach.guards.guard_rails import GuardRails, check_guard_rails
-from chaoskit.attach.guards.hand_choice import hand_of
+from chaoskit.attach.guards.guarded_job import guarded_job, owner_labels
 from chaoskit.attach.hands.hand_container import HandImage
 from chaoskit.attach.jobs.find import FoundJob, find_job
 from chaoskit.attach.pods.checks import require_action_rights, require_machines
 from chaoskit.attach.pods.machine_pods import job_uids
 from chaoskit.attach.required_rights import require_rights
-from chaoskit.attach.run.plan import plan_attached, require_ranks
+from chaoskit.attach.run.plan import (
+    attach_settings,
+    plan_attached,
+    require_faults,
+    without_ranks,
+)
 from chaoskit.attach.run.substrate import AttachedSubstrate
 from chaoskit.errors import BadInput
 from chaoskit.experiment.harness import Harness
-from chaoskit.experiment.plan.command_plan import CommandExperiment, require_known_target
-from chaoskit.faults.base import Fault, typed_faults
+from chaoskit.experiment.plan.command_plan import CommandExperiment
+from chaoskit.faults.base import Fault
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.settings_file import read_document
 from chaoskit.stacks import LogPatterns
@@ -123,93 +128,88 @@ def attach(
         directory: the directory for journals and logs of the run. Default: a temporary one, which
             is removed at the end.
         live_view: receives the newest step and loss, and each fault that strikes.
-        plan: see :func:`chaoskit.attach.run.plan.plan_attached`.
+        plan: see :func:`chaoskit.attach.run.plan.attach_settings`.
 
     Raises:
-        BadInput: before anything is broken. Hands may stand already, which read the ranks.
+        BadInput: before anything is broken. If it is about a rank, hands have read the ranks.
         ApiError: if the API server does not answer.
         HarnessError: if chaoskit itself failed.
     """
-    patterns, hand_image = _patterns(watch), _hand_image(image)
-    limits = limits or AttachLimits()
+    patterns, hand_image, typed = _patterns(watch), _hand_image(image), require_faults(faults)
+    settings, limits = attach_settings(**plan), limits or AttachLimits()
     limits.rails.validate()
     conditions = parse_conditions(limits.abort)
-    typed = typed_faults(faults)
-    for fault in typed:
-        hand_of(fault)
-        require_known_target(fault)
     options = KubernetesOptions.from_environment(os.environ)
     client = KubernetesApi(context or options.context, namespace or options.namespace)
     aborts: list[str] = []
-    with closing(client) as api:
+    with closing(client) as api, AbortWatch(conditions, aborts.append):
         job = find_job(api, reference, container=container)
-        actions = frozenset(action for fault in typed for action in fault.needs)
         substrate = AttachedSubstrate(
-            api, job, hand_image, options, lambda: aborts[0] if aborts else ""
+            api, job, hand_image, options, limits.rails, lambda: aborts[0] if aborts else ""
         )
         with closing(substrate):
-            _require_cluster(api, job, actions, options, substrate.run_name)
-            substrate.reach(actions)
-            experiment = _plan(substrate, job, patterns, typed, plan)
-            _guard(api, job, hand_image, experiment, substrate, limits)
-            with (
-                AbortWatch(conditions, aborts.append),
-                Harness(substrate, directory) as harness,
-            ):
+            _require_cluster(api, job, typed, options, substrate, limits)
+            substrate.reach(_actions(typed))
+            ranks = substrate.ranks()
+            if not ranks:
+                raise without_ranks(job, substrate.why_no_ranks())
+            experiment = plan_attached(job, ranks, patterns, typed, settings)
+            _ask(api, job, hand_image, experiment, ranks, limits)
+            if aborts:
+                raise BadInput("abort", aborts[0], "wait until it does not hold")
+            with Harness(substrate, directory) as harness:
                 return harness.run_planned(experiment, twin=False, watch=live_view)
+
+
+def _actions(faults: Sequence[Fault]) -> frozenset[type[Action]]:
+    """Return the kinds of actions that faults apply."""
+    return frozenset(action for fault in faults for action in fault.needs)
 
 
 def _require_cluster(
     api: KubernetesApi,
     job: FoundJob,
-    actions: frozenset[type[Action]],
+    faults: Sequence[Fault],
     options: KubernetesOptions,
-    run_name: str,
+    substrate: AttachedSubstrate,
+    limits: AttachLimits,
 ) -> None:
-    """Refuse to begin without the rights that the run needs, or on machines that it may not break.
+    """Refuse all that can be refused before anything is created.
+
+    These are missing rights, machines that may not be broken, a protected job or one of another
+    size, and pods that do not admit hands.
 
     Raises:
-        BadInput: naming the right or the machine.
+        BadInput: naming the right, the machine, the label or the pod.
         ApiError: if the server does not answer.
     """
+    actions = _actions(faults)
     require_rights(api, (*LOG_RIGHTS, *HAND_RIGHTS))
     require_action_rights(api, actions)
     machines = {place.pod.node for place in job.places.places if place.pod is not None}
-    require_machines(api, options, actions, machines, run_name, job_uids(api, job.membership))
+    own_uids = job_uids(api, job.membership)
+    require_machines(api, options, actions, machines, substrate.run_name, own_uids)
+    limits.rails.check_job(guarded_job(job, {}, owner_labels(api, job)), limits.nodes)
+    substrate.require_hands(actions)
 
 
-def _plan(
-    substrate: AttachedSubstrate,
-    job: FoundJob,
-    patterns: LogPatterns,
-    faults: Sequence[Fault],
-    plan: dict[str, Any],
-) -> CommandExperiment:
-    """Return the plan of the run. Raises BadInput if it cannot be carried out on the job."""
-    ranks = substrate.ranks()
-    if not ranks:
-        require_ranks(job, substrate.why_no_ranks())
-    return plan_attached(job, ranks, watch=patterns, faults=faults, **plan)
-
-
-def _guard(
+def _ask(
     api: KubernetesApi,
     job: FoundJob,
     image: HandImage,
     experiment: CommandExperiment,
-    substrate: AttachedSubstrate,
+    ranks: Mapping[int, str],
     limits: AttachLimits,
 ) -> None:
-    """Check the guard rails, and ask the user.
+    """Check the guard rails for the ranks that faults name, and ask the user.
 
     Raises:
         BadInput: if the guard rails or an admission forbid a fault, or the user does not confirm.
         ApiError: if the server does not answer.
     """
     guarded = check_guard_rails(
-        api, job, experiment.faults, limits.rails, ranks=substrate.ranks(), nodes=limits.nodes
+        api, job, experiment.faults, limits.rails, ranks=ranks, nodes=limits.nodes
     )
-    substrate.guard(limits.rails)
     rows = preview_faults(api, job, guarded, experiment.faults, image)
     for row in rows:
         if row.refusal:

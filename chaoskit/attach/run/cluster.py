@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from chaoskit.attach.guards.guard_rails import GuardRails
 from chaoskit.attach.guards.guarded_job import GuardedNode
+from chaoskit.attach.guards.hand_choice import MACHINE_WIDE
 from chaoskit.attach.jobs.job_state import COMPLETE
 from chaoskit.attach.jobs.watch import JobWatch
 from chaoskit.attach.logs.files import FOLDER
@@ -91,7 +92,7 @@ class AttachedCluster(WithoutCoordinator):
         return self._nodes[node].ranks()
 
     def look_for_ranks(self, node: str) -> None:
-        self._nodes[node].look()
+        self._nodes[node].wake()
 
     # -- the job -----------------------------------------------------------------------------------
 
@@ -132,13 +133,14 @@ class AttachedCluster(WithoutCoordinator):
         return not any(place.pod for place in places.places)
 
     def _settle(self, node: str) -> None:
-        """Write the end of a node's container. The exit code of a pod that is gone is not known."""
+        """Write the end of a node's container, unless its exit code is not known."""
         place, outcome = self._nodes[node].place, self._watch.places().job
         is_complete = outcome is not None and outcome.outcome == COMPLETE
         pods = [] if place is None else [*place.former_pods, *([place.pod] if place.pod else [])]
         codes = [pod.container(self._nodes[node].container).exit_code for pod in pods]
-        code = 0 if is_complete else next((code for code in reversed(codes) if code is not None), 1)
-        if (journal := self._journals.get(node)) is not None:
+        known_codes = [0] if is_complete else [code for code in codes if code is not None]
+        if known_codes and (journal := self._journals.get(node)) is not None:
+            code = known_codes[-1]
             journal.write(Event.COMMAND_EXITED, pid=1, how="exited", status=f"status {code}")
         self._settled.add(node)
 
@@ -148,16 +150,23 @@ class AttachedCluster(WithoutCoordinator):
     def why_aborted(self) -> str:
         return self._guards.why_aborted()
 
-    def why_spared(self, node: str) -> str:
-        place = self._nodes[node].place
-        if place is None or place.pod is None:
+    def why_spared(self, node: str, actions: Collection[type[Action]]) -> str:
+        is_machine_wide = bool(actions) and MACHINE_WIDE.issuperset(actions)
+        struck = {*self._struck}
+        for other in self.together(node) if is_machine_wide else (node,):
+            if reason := self._why_not(other, struck):
+                return reason
+            struck.add(other)
+        self._struck = struck
+        return ""
+
+    def _why_not(self, node: str, struck: Collection[str]) -> str:
+        """Return why a node may not be struck besides others; "" if it may."""
+        pod = self._nodes[node].pod
+        if pod is None:
             return ""  # a fault finds no process there
-        pod = place.pod
         guarded = GuardedNode(node, pod.name, pod.uid, pod.node, pod.labels)
-        reason = self._guards.rails.why_not(guarded, self._struck, len(self.nodes))
-        if not reason:
-            self._struck.add(node)
-        return reason
+        return self._guards.rails.why_not(guarded, struck, len(self.nodes))
 
     # -- actions -----------------------------------------------------------------------------------
 

@@ -62,15 +62,22 @@ def is_pod_over(places: JobPlaces, uid: str) -> bool:
     return pod is None or pod.has_ended
 
 
-def is_life_over(places: JobPlaces, life: PodLife, container: str) -> bool:
-    """Return whether a life has ended: its container ended or was restarted, or its pod is over."""
-    pod = find_pod(places, life.uid)
+def is_life_over(places: JobPlaces, uid: str, container_id: str, container: str) -> bool:
+    """Return whether a life has ended: its container ended or was restarted, or its pod is over.
+
+    Args:
+        places: the places of the job.
+        uid: identifier of the pod.
+        container_id: identifier of the life.
+        container: name of the container.
+    """
+    pod = find_pod(places, uid)
     if pod is None or pod.has_ended:
         return True
     state = pod.container(container)
     if not state.container_id:  # the kubelet has not reported it yet
         return False
-    return state.container_id != life.container_id or state.state != _RUNNING
+    return state.container_id != container_id or state.state != _RUNNING
 
 
 def why_over(places: JobPlaces, life: PodLife, container: str) -> str:

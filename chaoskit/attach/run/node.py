@@ -18,6 +18,7 @@ from chaoskit.attach.hands.ranks import why_unread
 from chaoskit.attach.hands.start import HandPod, start_hand
 from chaoskit.attach.jobs.membership import PlaceKey
 from chaoskit.attach.jobs.places import Place
+from chaoskit.attach.jobs.pod_state import PodState
 from chaoskit.attach.jobs.watch import JobWatch
 from chaoskit.attach.run.lives import (
     PodLife,
@@ -40,7 +41,7 @@ _INIT = 1  # pid of the first process of a container
 
 
 @dataclass(frozen=True, slots=True)
-class AttachedJob:
+class RunParts:
     """The parts of a run that all of its nodes share.
 
     Attributes:
@@ -63,20 +64,21 @@ class AttachedNode:
     journal which lives and which ranks it sees.
 
     Args:
-        job: what the nodes of the run share.
+        parts: the parts of the run that all nodes share.
         key: the place.
         container: name of the container that trains.
 
     Attributes:
         name: the name of the node.
         key: the place.
+        container: name of the container that trains.
         trouble: why the node is not reached at present; "" if it is.
     """
 
-    def __init__(self, job: AttachedJob, key: PlaceKey, container: str) -> None:
+    def __init__(self, parts: RunParts, key: PlaceKey, container: str) -> None:
         self.name, self.key, self.container = key.node_name, key, container
         self.trouble = "no hand was started yet"
-        self._job = job
+        self._parts = parts
         self._lock = threading.RLock()
         self._life: PodLife | None = None
         self._kernel: HandKernel | None = None
@@ -96,7 +98,13 @@ class AttachedNode:
     @property
     def place(self) -> Place | None:
         """The place with its present pod."""
-        return self._job.watch.places().place(self.key)
+        return self._parts.watch.places().place(self.key)
+
+    @property
+    def pod(self) -> PodState | None:
+        """The pod that holds the place; None if there is none."""
+        place = self.place
+        return place.pod if place is not None else None
 
     @property
     def life(self) -> PodLife | None:
@@ -144,13 +152,13 @@ class AttachedNode:
 
     def address(self) -> str:
         """Return the IP address of the present pod. Raises NodeUnreachable if it has none."""
-        place = self.place
-        if place is None or place.pod is None or not place.pod.address:
+        pod = self.pod
+        if pod is None or not pod.address:
             raise self._unreachable()
-        return place.pod.address
+        return pod.address
 
-    def look(self) -> None:
-        """Look up lives and ranks now instead of at the next interval."""
+    def wake(self) -> None:
+        """Have the thread look at the place now instead of at its next interval."""
         self._woken.set()
 
     # -- begin and end -----------------------------------------------------------------------------
@@ -202,39 +210,34 @@ class AttachedNode:
         """Act upon the present state of the place once."""
         self._follow()
         life = present_life(self.place, self.container)
-        if self._life is not None and is_life_over(
-            self._job.watch.places(), self._life, self.container
-        ):
+        if self._life is not None and self._is_over(self._life):
             self._end_life(self._life)
         if self._life is None and life is not None:
             self._begin(life)
         elif self._life is not None and not self._stands(PROCESSES):
             self._start(PROCESSES, self._life)
-        if self._life is not None and self._job.needs_network and not self._stands(NETWORK):
+        if self._life is not None and self._parts.needs_network and not self._stands(NETWORK):
             self._start(NETWORK, self._life)
         self._record()
 
     def _follow(self) -> None:
         """Follow the log of a pod that has just taken the place."""
-        place = self.place
-        if self._logs is None or place is None or place.pod is None:
+        pod = self.pod
+        if self._logs is None or pod is None or pod.uid == self._followed_uid:
             return
-        if place.pod.uid == self._followed_uid:
-            return
-        pod = self._job.api.get("Pod", place.pod.name)
-        if pod["metadata"]["uid"] == place.pod.uid:
-            self._logs.follow(self.name, pod, self.container)
-            self._followed_uid = place.pod.uid
+        pod_object = self._parts.api.get("Pod", pod.name)
+        if pod_object["metadata"]["uid"] == pod.uid:
+            self._logs.follow(self.name, pod_object, self.container)
+            self._followed_uid = pod.uid
 
     def _begin(self, life: PodLife) -> None:
         """Start the hands of a life that has begun."""
-        if self._job.needs_network and (self._network_uid != life.uid or not self._stands(NETWORK)):
+        if self._parts.needs_network and (
+            self._network_uid != life.uid or not self._stands(NETWORK)
+        ):
             self._start(NETWORK, life)
         self._start(PROCESSES, life)
-        watch, container = self._job.watch, self.container
-        kernel = HandKernel(
-            lambda: self.hand(PROCESSES), lambda: is_life_over(watch.places(), life, container)
-        )
+        kernel = HandKernel(lambda: self.hand(PROCESSES), lambda: self._is_over(life))
         root = kernel.find(_INIT)
         with self._lock:
             self._life, self._kernel, self._root = life, kernel, root
@@ -242,13 +245,18 @@ class AttachedNode:
     def _end_life(self, life: PodLife) -> None:
         """Note that the present life is over, and end the hands that ended with it."""
         self._close_hands(PROCESSES)
-        if is_pod_over(self._job.watch.places(), life.uid):
+        if is_pod_over(self._parts.watch.places(), life.uid):
             self._close_hands(NETWORK)
         with self._lock:
             kernel = self._kernel
             self._life = self._kernel = self._root = None
         if kernel is not None:
             kernel.end()
+
+    def _is_over(self, life: PodLife) -> bool:
+        """Return whether the API server proves the end of a life."""
+        places = self._parts.watch.places()
+        return is_life_over(places, life.uid, life.container_id, self.container)
 
     def _stands(self, role: HandRole) -> bool:
         """Return whether a hand stands."""
@@ -259,7 +267,7 @@ class AttachedNode:
         """Start a hand in the pod of a life. Raises HarnessError if it does not run in time."""
         self._close_hands(role)
         self._hands[role] = start_hand(
-            self._job.api, HandPod(life.pod, life.uid), self.container, role, self._job.image
+            self._parts.api, HandPod(life.pod, life.uid), self.container, role, self._parts.image
         )
         if role == NETWORK:
             self._network_uid = life.uid
@@ -299,7 +307,7 @@ class AttachedNode:
         """Write the end of the life that was recorded last, and the begin of the present one."""
         former_life = self._recorded_life
         if former_life is not None:
-            cause = why_over(self._job.watch.places(), former_life, self.container)
+            cause = why_over(self._parts.watch.places(), former_life, self.container)
             journal.write(
                 Event.LIFE_ENDED,
                 uid=former_life.uid,

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
+from chaoskit.attach.guards.hand_choice import hand_of
 from chaoskit.attach.jobs.find import FoundJob
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.experiment.plan.command_plan import (
     CommandExperiment,
     RunningJob,
     require_known_target,
 )
 from chaoskit.faults.base import Fault, draw_ranks, typed_faults
+from chaoskit.logrule import LogRule
 from chaoskit.rules import load_rules
 from chaoskit.stacks import LogPatterns
 from chaoskit.typed import LimitS, typed_arguments
@@ -25,15 +28,39 @@ from chaoskit.typed import LimitS, typed_arguments
 _DEADLINE_S = 900.0
 _STALLED_S = 180.0
 _OBSERVE_S = 10.0
+_SETTINGS = (
+    *("job", "watch", "faults", "image", "namespace", "context", "container", "limits", "check"),
+    *("name", "seed", "deadline_s", "stalled_s", "observe_s", "max_lost_steps", "rules"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AttachSettings:
+    """The settings of a run on a job that runs already, besides its faults.
+
+    Attributes:
+        name: the name that reports show; "" for the reference of the job.
+        seed: draws the ranks of roles.
+        deadline_s: seconds after which the run ends; infinity for no limit.
+        stalled_s: the run is ended and has failed if the log shows no step for so many seconds;
+            None for no limit.
+        observe_s: seconds for which the job is observed after the last act of a fault.
+        max_lost_steps: steps that may be shown again after a fault.
+        rules: log rules.
+    """
+
+    name: str
+    seed: int
+    deadline_s: float
+    stalled_s: float | None
+    observe_s: float
+    max_lost_steps: int
+    rules: tuple[LogRule, ...]
 
 
 @typed_arguments
-def plan_attached(
-    job: FoundJob,
-    ranks: Mapping[int, str],
+def attach_settings(
     *,
-    watch: LogPatterns,
-    faults: Sequence[Fault],
     name: str = "",
     seed: int = 0,
     deadline_s: LimitS = _DEADLINE_S,
@@ -41,14 +68,11 @@ def plan_attached(
     observe_s: float = _OBSERVE_S,
     max_lost_steps: int = 0,
     rules: str | Path | Sequence[object] | None = None,
-) -> CommandExperiment:
-    """Check and assemble a run on a job that runs already.
+    **unknown: Any,
+) -> AttachSettings:
+    """Check the settings of a run, and return them.
 
     Args:
-        job: the job.
-        ranks: rank -> node, as the processes of the job show them.
-        watch: the patterns that find steps and losses in the log.
-        faults: the faults that strike the job.
         name: the name that reports show. Default: the reference of the job.
         seed: draws the ranks of roles.
         deadline_s: seconds after which the run ends; ``math.inf`` for none.
@@ -57,11 +81,15 @@ def plan_attached(
         observe_s: seconds for which the job is observed after the last act of a fault.
         max_lost_steps: steps that may be shown again after a fault.
         rules: log rules, or a file of them.
+        unknown: settings that such a run does not have; each is refused.
 
     Raises:
         BadInput: naming field, value and remedy.
     """
-    typed = typed_faults(faults)
+    if unknown:
+        field = min(unknown)
+        remedy = name_remedy(field, _SETTINGS)
+        raise BadInput(field, unknown[field], f"chaos.attach has no such argument; {remedy}")
     for field, seconds in (("deadline_s", deadline_s), ("stalled_s", stalled_s)):
         if not seconds > 0:
             raise BadInput(field, seconds, "use a number of seconds above 0, or math.inf")
@@ -69,21 +97,57 @@ def plan_attached(
         raise BadInput("observe_s", observe_s, "use a number of seconds, 0 or more")
     if max_lost_steps < 0:
         raise BadInput("max_lost_steps", max_lost_steps, "use a whole number, 0 or more")
+    limit_s = stalled_s if stalled_s < math.inf else None
+    return AttachSettings(
+        name, seed, deadline_s, limit_s, observe_s, max_lost_steps, load_rules(rules)
+    )
+
+
+def require_faults(faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    """Return faults that hands can do. Raises BadInput for any other one, and if there is none."""
+    typed = typed_faults(faults)
+    if not typed:
+        raise BadInput("faults", (), "name one at least, such as Kill(rank=1, after_s=5)")
+    for fault in typed:
+        hand_of(fault)
+        require_known_target(fault)
+    return typed
+
+
+def plan_attached(
+    job: FoundJob,
+    ranks: Mapping[int, str],
+    patterns: LogPatterns,
+    faults: tuple[Fault, ...],
+    settings: AttachSettings,
+) -> CommandExperiment:
+    """Assemble a run on a job that runs already.
+
+    Args:
+        job: the job.
+        ranks: rank -> node, as the processes of the job show them.
+        patterns: the patterns that find steps and losses in the log.
+        faults: the faults that strike the job, of :func:`require_faults`.
+        settings: the other settings.
+
+    Raises:
+        BadInput: if a fault names a rank that the job does not have.
+    """
     return CommandExperiment(
-        name=name or str(job.reference),
+        name=settings.name or str(job.reference),
         command=(),
-        watch=watch,
+        watch=patterns,
         nodes=len(job.places.places),
         ranks=len(ranks),
-        seed=seed,
-        faults=_with_ranks(typed, ranks, seed),
+        seed=settings.seed,
+        faults=_with_ranks(faults, ranks, settings.seed),
         working_directory="",
-        deadline_s=deadline_s,
-        max_lost_steps=max_lost_steps,
-        rules=load_rules(rules),
-        asked=typed,
-        stalled_s=stalled_s if stalled_s < math.inf else None,
-        running_job=RunningJob(str(job.reference), job.namespace, observe_s),
+        deadline_s=settings.deadline_s,
+        max_lost_steps=settings.max_lost_steps,
+        rules=settings.rules,
+        asked=faults,
+        stalled_s=settings.stalled_s,
+        running_job=RunningJob(str(job.reference), job.namespace, settings.observe_s),
     )
 
 
@@ -91,26 +155,20 @@ def _with_ranks(
     faults: tuple[Fault, ...], ranks: Mapping[int, str], seed: int
 ) -> tuple[Fault, ...]:
     """Return the faults with a rank of the job in place of each role. Raises BadInput."""
-    if not faults:
-        raise BadInput("faults", (), "name one at least, such as Kill(rank=1, after_s=5)")
     for fault in faults:
-        require_known_target(fault)
         if isinstance(fault.rank, int) and fault.rank not in ranks:
             existing = ", ".join(map(str, sorted(ranks)))
             raise BadInput("faults", str(fault), f"name a rank of the job: it has {existing}")
-        fault.validate(nodes=max(ranks) + 1, steps=None)
+        fault.validate(nodes=max(ranks) + 1, steps=None)  # of a command, each rank counts as a node
     return draw_ranks(faults, len(ranks), seed)
 
 
-def require_ranks(job: FoundJob, reasons: Sequence[str]) -> NoReturn:
-    """Refuse a job whose processes do not show their ranks.
+def without_ranks(job: FoundJob, reasons: Sequence[str]) -> BadInput:
+    """Return the error for a job whose processes do not show their ranks.
 
     Args:
         job: the job.
         reasons: why no rank was read, by node.
-
-    Raises:
-        BadInput: always.
     """
     remedy = "start its ranks by torchrun, or with RANK in the environment of each process"
-    raise BadInput("job", str(job.reference), "; ".join([remedy, *reasons[:3]]))
+    return BadInput("job", str(job.reference), "; ".join([remedy, *reasons[:3]]))

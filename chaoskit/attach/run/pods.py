@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from chaoskit.attach.jobs.pod_state import PodState
 from chaoskit.attach.jobs.watch import JobWatch
-from chaoskit.attach.run.lives import PodLife, is_life_over, is_pod_over
+from chaoskit.attach.run.lives import is_life_over, is_pod_over
 from chaoskit.attach.run.node import AttachedNode
 
 
@@ -26,19 +26,18 @@ class NodePods:
         self._nodes, self._watch = nodes, watch
 
     def pod(self, node: str) -> PodState:
-        place = self._nodes[node].place
-        if place is None or place.pod is None:
+        pod = self._nodes[node].pod
+        if pod is None:
             raise ProcessLookupError(f"no pod holds the place of {node}")
-        return place.pod
+        return pod
 
     def is_pod_over(self, uid: str) -> bool:
         return is_pod_over(self._watch.places(), uid)
 
     def is_life_over(self, uid: str, container_id: str) -> bool:
-        life = PodLife("", uid, container_id, "", 0)
-        containers = {node.container for node in self._nodes.values()}
         places = self._watch.places()
-        return any(is_life_over(places, life, container) for container in containers)
+        containers = {node.container for node in self._nodes.values()}
+        return any(is_life_over(places, uid, container_id, name) for name in containers)
 
     def crash(self, node: str) -> None:
         self._nodes[node].root().signal(signal.SIGKILL)
@@ -47,7 +46,5 @@ class NodePods:
         return tuple(
             name
             for name, node in self._nodes.items()
-            if (place := node.place) is not None
-            and place.pod is not None
-            and place.pod.node == machine
+            if (pod := node.pod) is not None and pod.node == machine
         )

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from chaoskit.attach.guards.guard_rails import GuardRails
-from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandImage
+from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandImage, HandRole
+from chaoskit.attach.hands.start import HandPod, why_no_hand
 from chaoskit.attach.hands.throttle import HandThrottle
 from chaoskit.attach.hands.traffic import HandTraffic
 from chaoskit.attach.jobs.find import FoundJob
@@ -27,7 +28,7 @@ from chaoskit.attach.pods.pod_requests import PodRequests
 from chaoskit.attach.pods.preemption import Preemptions
 from chaoskit.attach.run.cluster import AttachedCluster, RunGuards
 from chaoskit.attach.run.logs import AttachedLogs
-from chaoskit.attach.run.node import AttachedJob, AttachedNode
+from chaoskit.attach.run.node import AttachedNode, RunParts
 from chaoskit.attach.run.pods import NodePods
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput, HarnessError
@@ -54,6 +55,7 @@ class AttachedSubstrate:
         job: the job, which passed all checks.
         image: image of the hands.
         options: the user's options, which name the machines that may be broken.
+        rails: the guard rails, which are checked at each strike, too.
         why_aborted: returns why the user wants the run to end; "" while it may go on.
 
     Attributes:
@@ -68,14 +70,41 @@ class AttachedSubstrate:
         job: FoundJob,
         image: HandImage,
         options: KubernetesOptions,
-        why_aborted: Callable[[], str] = lambda: "",
+        rails: GuardRails,
+        why_aborted: Callable[[], str],
     ) -> None:
         self.undo, self.run_name = UndoLog(), new_run_name()
         self._api, self._job, self._image, self._options = api, job, image, options
-        self._why_aborted = why_aborted
-        self._rails = GuardRails()
+        self._guards = RunGuards(rails, why_aborted)
         self._nodes: dict[str, AttachedNode] = {}
-        self._watch = JobWatch(api, job, lambda changes: self._look())
+        self._watch = JobWatch(api, job, lambda changes: self._wake())
+
+    def require_hands(self, actions: Collection[type[Action]]) -> None:
+        """Refuse a job whose pods do not admit the hands that these actions need.
+
+        The API server is asked by dry runs: nothing is created.
+
+        Raises:
+            BadInput: naming the pod and the refusal.
+            ApiError: if the server does not answer.
+        """
+        roles = (PROCESSES, NETWORK) if _needs_network(actions) else (PROCESSES,)
+        asked = [
+            (HandPod(place.pod.name, place.pod.uid), self._job.containers[place.key], role)
+            for place in self._job.places.places
+            if place.pod is not None
+            for role in roles
+        ]
+
+        def ask(pod: HandPod, container: str, role: HandRole) -> str:
+            return why_no_hand(self._api, pod, container, role, self._image)
+
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            refusals = list(pool.map(ask, *zip(*asked, strict=True)))
+        for (pod, _, role), refusal in zip(asked, refusals, strict=True):
+            if refusal:
+                remedy = f"let its pods have hands on their {role}: {pod.name}: {refusal}"
+                raise BadInput("job", str(self._job.reference), remedy)
 
     def reach(self, actions: Collection[type[Action]]) -> None:
         """Start the hands in all pods of the job, which the given actions need.
@@ -84,10 +113,9 @@ class AttachedSubstrate:
             HarnessError: if a hand cannot be started.
         """
         self._watch.start()
-        needs_network = not HandTraffic.actions.isdisjoint(actions)
-        shared = AttachedJob(self._api, self._watch, self._image, needs_network)
+        parts = RunParts(self._api, self._watch, self._image, _needs_network(actions))
         self._nodes = {
-            place.key.node_name: AttachedNode(shared, place.key, self._job.containers[place.key])
+            place.key.node_name: AttachedNode(parts, place.key, self._job.containers[place.key])
             for place in self._job.places.places
         }
         with ThreadPoolExecutor(_PARALLEL) as pool:
@@ -109,10 +137,6 @@ class AttachedSubstrate:
         """Return why no process of a node shows a rank, for each such node."""
         reasons = ((name, node.why_no_ranks()) for name, node in self._nodes.items())
         return [f"{name}: {reason}" for name, reason in reasons if reason]
-
-    def guard(self, rails: GuardRails) -> None:
-        """Have these guard rails checked at each strike, too."""
-        self._rails = rails
 
     def require(self, demand: RunDemand) -> None:
         """Do nothing: the job has passed its checks, and its hands stand."""
@@ -146,7 +170,7 @@ class AttachedSubstrate:
             self._backends(pods, requests),
             requests.kill,
             run_directory,
-            RunGuards(self._rails, self._why_aborted),
+            self._guards,
         )
 
     def _backends(self, pods: NodePods, requests: PodRequests) -> list[Backend]:
@@ -166,10 +190,10 @@ class AttachedSubstrate:
             machine_backend(api, machine_pods, self._options, self.run_name, own_uids, undo),
         ]
 
-    def _look(self) -> None:
+    def _wake(self) -> None:
         """Have every node look at its place now, since something has changed in the job."""
         for node in self._nodes.values():
-            node.look()
+            node.wake()
 
     def close(self) -> None:
         """End the hands and the watch of the job."""
@@ -178,3 +202,8 @@ class AttachedSubstrate:
             closed.callback(self._watch.close)
             for node in self._nodes.values():
                 closed.callback(node.close)
+
+
+def _needs_network(actions: Collection[type[Action]]) -> bool:
+    """Return whether actions need hands on the network."""
+    return not HandTraffic.actions.isdisjoint(actions)

@@ -441,7 +441,7 @@ class CommandFollower:
                 continue
             if not (seat.variable or self._has_one_rank_per_node or injection.fault.whole_node):
                 continue  # the first process of a node may be the launcher of several ranks
-            if reason := self._cluster.why_spared(seat.node):
+            if reason := self._cluster.why_spared(seat.node, injection.fault.needs):
                 injection.miss(f"{seat.node} is spared: {reason}")
                 continue
             strikes.append((injection, self._target(injection, seat, seats_by_rank)))

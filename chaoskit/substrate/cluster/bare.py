@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from chaoskit.substrate.cluster.command_runner import LOOK, CommandSpec
 from chaoskit.substrate.cluster.network import Network
 from chaoskit.substrate.cluster.nodes import BaseCluster
 from chaoskit.substrate.cluster.without_coordinator import WithoutCoordinator
-from chaoskit.substrate.core.actions import Backend
+from chaoskit.substrate.core.actions import Action, Backend
 from chaoskit.substrate.core.command_environment import CommandEnvironment
 from chaoskit.substrate.core.launched_ranks import LaunchedRank
 from chaoskit.substrate.core.processes import Process
@@ -175,7 +175,7 @@ class BareCluster(WithoutCoordinator, BaseCluster):
     def why_aborted(self) -> str:
         return ""  # the command is the user's only for the run
 
-    def why_spared(self, node: str) -> str:
+    def why_spared(self, node: str, actions: Collection[type[Action]]) -> str:
         return ""  # the nodes exist for the run alone
 
     def end(self) -> None:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,8 +240,12 @@ class CommandCluster(Cluster, Protocol):
     def why_aborted(self) -> str:
         """Return why the user wants the run to end now; "" while it may go on."""
 
-    def why_spared(self, node: str) -> str:
-        """Return why no fault may strike a node now; "" if it may, and one is about to do so."""
+    def why_spared(self, node: str, actions: Collection[type[Action]]) -> str:
+        """Return why a fault may not strike a node now; "" if it may, and is about to do so.
+
+        Args:
+            actions: the kinds of actions that the fault applies.
+        """
 
 
 @dataclass(frozen=True, slots=True)

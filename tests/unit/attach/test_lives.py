@@ -81,7 +81,7 @@ def test_a_place_without_a_running_container_has_no_life(pod: PodState | None) -
     ],
 )
 def test_an_end_is_proved_and_has_a_cause(after: JobPlaces, cause: str) -> None:
-    assert is_life_over(after, LIFE, "train")
+    assert is_life_over(after, LIFE.uid, LIFE.container_id, "train")
     assert why_over(after, LIFE, "train") == cause
 
 
@@ -96,7 +96,7 @@ def test_an_end_is_proved_and_has_a_cause(after: JobPlaces, cause: str) -> None:
 )
 def test_a_life_whose_end_is_not_proved_goes_on(after: JobPlaces) -> None:
     """The processes of a silent machine, and of a pod that has time to end, may still run."""
-    assert not is_life_over(after, LIFE, "train")
+    assert not is_life_over(after, LIFE.uid, LIFE.container_id, "train")
     assert not is_pod_over(after, "uid-a")
 
 

@@ -133,8 +133,8 @@ HAND_RIGHTS = (
     Right("pods/attach", ("create", "get"), "requests to a hand, and its answers"),
 )
 _OTHER_POD = Right("pods", ("get",), "the proof that a pod of the same name is another one")
-#: Further rights of such a user for faults that delete pods, also for nodes that are lost.
-DELETE_RIGHTS = (Right("pods", ("delete",), "the faults DeletePod and LoseNode"), _OTHER_POD)
+#: Further rights of such a user for faults that delete pods.
+DELETE_RIGHTS = (Right("pods", ("delete",), "the fault DeletePod"), _OTHER_POD)
 #: Further rights of such a user for faults that evict pods.
 EVICT_RIGHTS = (
     Right("pods/eviction", ("create",), "the faults EvictPod and DrainMachine"),
