@@ -47,6 +47,7 @@ class Struck:
         lifted_ns: the end of the fault while the run went on; 0 if there was none.
         starved_s: the time in seconds in which the process had no CPU, according to its progress
             board.
+        ticks: the start time of the process in clock ticks; None if it is not known.
     """
 
     worker: str
@@ -63,6 +64,7 @@ class Struck:
     acted_ns: int
     lifted_ns: int
     starved_s: float
+    ticks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -196,4 +198,5 @@ def _target_of(fault: Fault, injected_record: Record, records: Sequence[Record])
         acted_ns=max(acted_ns),
         lifted_ns=max(lifted_ns, default=0),
         starved_s=max((record["starved_s"] for record in undone_records), default=0.0),
+        ticks=injected_record.get("ticks"),
     )

@@ -11,7 +11,7 @@ from typing import Literal
 
 from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES
 from chaoskit.errors import BadInput
-from chaoskit.faults import Fault
+from chaoskit.faults import Fault, Preempt
 from chaoskit.substrate.core.actions import (
     Action,
     BreakDisk,
@@ -72,6 +72,9 @@ _REMEDIES: dict[type[Action], str] = {
     ApiServerStop: "use LoseMachine: other users, and hands themselves, need the API server",
 }
 _ALTERNATIVES = "use a fault such as Kill, Hang, KillNode, Cut or DeletePod"
+_NO_PREEMPT = (
+    "use DeletePod(grace_s=...): the first process of a container may ignore signals of a hand"
+)
 _NO_LOSS = (
     "use DeletePod, or LoseMachine for a power cut: no hand can silence a pod that it deletes"
 )
@@ -98,6 +101,8 @@ def hand_of(fault: Fault) -> frozenset[FaultHand]:
     if not fault.from_outside:
         remedy = "or run the job by chaoskit: it acts inside a process, by a hook of chaoskit"
         raise BadInput("faults", str(fault), f"{_ALTERNATIVES}, {remedy}")
+    if isinstance(fault, Preempt):
+        raise BadInput("faults", str(fault), _NO_PREEMPT)
     hands = frozenset(_HANDS[action] for action in fault.needs)
     if fault.ends_node and hands == {NETWORK}:
         raise BadInput("faults", str(fault), _NO_LOSS)

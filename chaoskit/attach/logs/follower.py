@@ -65,7 +65,9 @@ class LogFollower:
         """
         return self._errors[0] if self._errors else None
 
-    def follow(self, pod: Mapping[str, Any], containers: Collection[str] = ()) -> list[LogPlace]:
+    def follow(
+        self, pod: Mapping[str, Any], containers: Collection[str] = (), *, from_begin: bool = False
+    ) -> list[LogPlace]:
         """Start to follow the containers of a pod that are not followed yet, and return these.
 
         Call it with every pod that is created in the place of another.
@@ -73,6 +75,7 @@ class LogFollower:
         Args:
             pod: the object of the pod.
             containers: names of the containers; empty for all but those that only initialize.
+            from_begin: True for all earlier lines that its node still has, as of a new pod.
         """
         metadata = pod["metadata"]
         places = [
@@ -82,7 +85,7 @@ class LogFollower:
         ]
         new_places = [place for place in places if place not in self._readers]
         for place in new_places:
-            log = ContainerLog(place, self._tail_lines)
+            log = ContainerLog(place, None if from_begin else self._tail_lines)
             reader = _PlaceThread(
                 log, self._api, self._deliver, self._errors.append, self._silence_s
             )

@@ -76,6 +76,7 @@ class AttachedCluster(WithoutCoordinator):
         self._watch, self._logs, self._backends = watch, logs, backends
         self._lose_pod, self._guards = lose_pod, guards
         self._struck = set[str]()  # nodes that faults have struck
+        self._has_seen_job = False
         self.run_directory = run_directory
         self._journals: dict[str, Journal] = {}
         self._settled = set[str]()  # nodes whose end is in their journals
@@ -126,11 +127,13 @@ class AttachedCluster(WithoutCoordinator):
         return node in self._settled
 
     def _has_ended(self) -> bool:
-        """Return whether the object of the job has ended or is gone, or no pod is left to it."""
-        places = self._watch.places()
-        if places.job is not None:
-            return bool(places.job.outcome)
-        return not any(place.pod for place in places.places)
+        """Return whether the object of the job has ended, or is gone.
+
+        Pods without such an object never end for good: another one may come.
+        """
+        job = self._watch.places().job
+        self._has_seen_job = self._has_seen_job or job is not None
+        return bool(job.outcome) if job is not None else self._has_seen_job
 
     def _settle(self, node: str) -> None:
         """Write the end of a node's container, unless its exit code is not known."""
@@ -138,7 +141,8 @@ class AttachedCluster(WithoutCoordinator):
         is_complete = outcome is not None and outcome.outcome == COMPLETE
         pods = [] if place is None else [*place.former_pods, *([place.pod] if place.pod else [])]
         codes = [pod.container(self._nodes[node].container).exit_code for pod in pods]
-        known_codes = [0] if is_complete else [code for code in codes if code is not None]
+        # of a job that has failed, a container that ended well was asked to end
+        known_codes = [0] if is_complete else [code for code in codes if code]
         if known_codes and (journal := self._journals.get(node)) is not None:
             code = known_codes[-1]
             journal.write(Event.COMMAND_EXITED, pid=1, how="exited", status=f"status {code}")
@@ -148,7 +152,12 @@ class AttachedCluster(WithoutCoordinator):
         return self.run_directory / FOLDER / f"{node}.log"
 
     def why_aborted(self) -> str:
-        return self._guards.why_aborted()
+        """Return why the run must end: the user wants it, or the job is not watched any more."""
+        errors = [node.error for node in self._nodes.values()] + [self._watch.error]
+        unwatched = next((repr(error) for error in errors if error is not None), "")
+        return self._guards.why_aborted() or (
+            f"the job is not watched any more: {unwatched}" if unwatched else ""
+        )
 
     def why_spared(self, node: str, actions: Collection[type[Action]]) -> str:
         is_machine_wide = bool(actions) and MACHINE_WIDE.issuperset(actions)
@@ -184,14 +193,11 @@ class AttachedCluster(WithoutCoordinator):
         self._lose_pod(node)
 
     def together(self, node: str) -> tuple[str, ...]:
-        life = self._nodes[node].life
-        if life is None:
+        pod = self._nodes[node].pod
+        if pod is None:
             return (node,)
-        return tuple(
-            other.name
-            for other in self._nodes.values()
-            if other.life is not None and other.life.machine == life.machine
-        )
+        others = ((name, other.pod) for name, other in self._nodes.items())
+        return tuple(name for name, other in others if other is not None and other.node == pod.node)
 
     def dropped(self, node: str) -> int:
         return 0
@@ -224,6 +230,8 @@ class AttachedCluster(WithoutCoordinator):
         """Lift all actions, and end the hands and the followers; the job goes on."""
         with contextlib.ExitStack() as ended:
             ended.callback(self._logs.close)
+            for node in self._nodes.values():
+                node.stop()  # all of them, before the first one is awaited
             for node in self._nodes.values():
                 ended.callback(node.close)
             for backend in self._backends:

@@ -18,7 +18,7 @@ from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
 
 
 class AttachedLogs:
-    """The logs of the containers that train, from the time at which they are followed first.
+    """The logs of the containers that train, from the begin of the run; those of later pods whole.
 
     Args:
         api: client of the namespace of the job.
@@ -47,8 +47,9 @@ class AttachedLogs:
             pod: the object of the pod.
             container: name of the container that trains.
         """
+        is_successor = node in self._nodes.values()
         self._nodes[pod["metadata"]["uid"]] = node
-        self._follower.follow(pod, [container])
+        self._follower.follow(pod, [container], from_begin=is_successor)
 
     def close(self) -> None:
         """End the followers, and close the files and the journal.

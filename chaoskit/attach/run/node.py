@@ -7,6 +7,7 @@ attach/run/cluster.py: all nodes of a run.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -36,7 +37,10 @@ from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
 from chaoskit.vocabulary import Event
 
 _LOOK_S = 0.5  # interval in which ranks are looked up
-_RETRY_S = 1.0  # pause after a hand that could not be started
+_RETRY_S = 2.0  # pause after a hand that could not be started
+_TRIES_MAX = 3  # hands of a role in one life
+#: Seconds for which a pod that the API server has removed may still run; then it counts as over.
+_LINGER_S = 15.0
 _INIT = 1  # pid of the first process of a container
 
 
@@ -73,6 +77,7 @@ class AttachedNode:
         key: the place.
         container: name of the container that trains.
         trouble: why the node is not reached at present; "" if it is.
+        error: the unexpected error that has ended the thread; None for none.
     """
 
     def __init__(self, parts: RunParts, key: PlaceKey, container: str) -> None:
@@ -90,6 +95,9 @@ class AttachedNode:
         self._logs: AttachedLogs | None = None
         self._recorded_life: PodLife | None = None
         self._ranks: dict[Process, LaunchedRank] = {}  # as the journal has them
+        self._over_since_s = math.inf  # since when the API server shows the end of the life
+        self._tries: dict[tuple[HandRole, PodLife], int] = {}
+        self.error: Exception | None = None
         self._woken, self._is_closing = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name=f"node {self.name}", daemon=True)
 
@@ -178,13 +186,19 @@ class AttachedNode:
         """Begin to write what is seen, and to follow the place and its log."""
         self._journal, self._logs = journal, logs
         self._follow()
-        self._record()
+        self._record_life(self._life)
+        with contextlib.suppress(NodeUnreachable):  # the thread finds out why
+            self._record_ranks(self.ranks())
         self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread soon."""
+        self._is_closing = True
+        self._woken.set()
 
     def close(self) -> None:
         """End the thread and the hands, and with them all of their effects. Twice does no harm."""
-        self._is_closing = True
-        self._woken.set()
+        self.stop()
         if self._thread.ident is not None:
             self._thread.join()
         self._close_hands(PROCESSES, NETWORK)
@@ -204,21 +218,26 @@ class AttachedNode:
                 self.trouble = ""
             except HarnessError as error:  # a pod that is just going, or a server that is away
                 self.trouble, pause_s = str(error), _RETRY_S
+            except Exception as error:  # noqa: BLE001 - else the place would be frozen in silence
+                self.trouble, self.error = repr(error), error
+                return
             self._woken.wait(pause_s)
 
     def _keep_up(self) -> None:
         """Act upon the present state of the place once."""
         self._follow()
-        life = present_life(self.place, self.container)
-        if self._life is not None and self._is_over(self._life):
-            self._end_life(self._life)
-        if self._life is None and life is not None:
-            self._begin(life)
-        elif self._life is not None and not self._stands(PROCESSES):
-            self._start(PROCESSES, self._life)
-        if self._life is not None and self._parts.needs_network and not self._stands(NETWORK):
-            self._start(NETWORK, self._life)
-        self._record()
+        present = present_life(self.place, self.container)
+        if self._life is not None and self._has_ended(self._life):
+            self._end_life()
+        self._record_life(present)
+        if self._life is None:
+            self._record_ranks({})
+            if present is not None:
+                self._begin(present)
+        else:
+            self._renew_hands(self._life)
+        if self._life is not None:
+            self._record_ranks(self.ranks())
 
     def _follow(self) -> None:
         """Follow the log of a pod that has just taken the place."""
@@ -232,8 +251,8 @@ class AttachedNode:
 
     def _begin(self, life: PodLife) -> None:
         """Start the hands of a life that has begun."""
-        if self._parts.needs_network and (
-            self._network_uid != life.uid or not self._stands(NETWORK)
+        if self._parts.needs_network and not (
+            self._network_uid == life.uid and self._stands(NETWORK)
         ):
             self._start(NETWORK, life)
         self._start(PROCESSES, life)
@@ -241,15 +260,39 @@ class AttachedNode:
         root = kernel.find(_INIT)
         with self._lock:
             self._life, self._kernel, self._root = life, kernel, root
+        self.trouble = ""
 
-    def _end_life(self, life: PodLife) -> None:
+    def _renew_hands(self, life: PodLife) -> None:
+        """Start the hands anew that have ended although the life goes on, and write that down."""
+        roles = (PROCESSES, NETWORK) if self._parts.needs_network else (PROCESSES,)
+        for role in roles:
+            if not self._stands(role) and not self._is_over(life):
+                self._start(role, life)
+                if self._journal is not None:
+                    reason = "its stream broke, or it was ended"
+                    self._journal.write(Event.HAND_ENDED, role=role, reason=reason)
+
+    def _has_ended(self, life: PodLife) -> bool:
+        """Return whether a life is over by the API server, and by its hand if that still stands.
+
+        The API server removes a pod that is deleted by force at once, and its processes may live on.
+        """
+        if not self._is_over(life):
+            self._over_since_s = math.inf
+            return False
+        self._over_since_s = min(self._over_since_s, time.monotonic())
+        lingered_s = time.monotonic() - self._over_since_s
+        return not self._stands(PROCESSES) or lingered_s > _LINGER_S
+
+    def _end_life(self) -> None:
         """Note that the present life is over, and end the hands that ended with it."""
-        self._close_hands(PROCESSES)
-        if is_pod_over(self._parts.watch.places(), life.uid):
-            self._close_hands(NETWORK)
         with self._lock:
-            kernel = self._kernel
+            life, kernel = self._life, self._kernel
             self._life = self._kernel = self._root = None
+        self._over_since_s = math.inf
+        self._close_hands(PROCESSES)
+        if life is not None and is_pod_over(self._parts.watch.places(), life.uid):
+            self._close_hands(NETWORK)
         if kernel is not None:
             kernel.end()
 
@@ -264,13 +307,26 @@ class AttachedNode:
         return hand is not None and hand.is_open
 
     def _start(self, role: HandRole, life: PodLife) -> None:
-        """Start a hand in the pod of a life. Raises HarnessError if it does not run in time."""
+        """Start a hand in the pod of a life. What a former network hand has left is removed.
+
+        Raises:
+            HarnessError: if it does not run in time, the pod is ending, or too many hands were
+                started in this life: their containers stay in the pod.
+        """
+        pod, tries = self.pod, self._tries.get((role, life), 0)
+        if pod is not None and pod.uid == life.uid and (pod.is_terminating or pod.is_node_silent):
+            raise HarnessError(f"{life.pod} is ending, or its machine is silent")
+        if tries >= _TRIES_MAX:
+            raise HarnessError(f"{life.pod} got {tries} hands on its {role}, and none stands")
+        self._tries[role, life] = tries + 1
         self._close_hands(role)
-        self._hands[role] = start_hand(
+        hand = start_hand(
             self._parts.api, HandPod(life.pod, life.uid), self.container, role, self._parts.image
         )
+        self._hands[role] = hand
         if role == NETWORK:
             self._network_uid = life.uid
+            hand.ask("sweep")
 
     def _close_hands(self, *roles: HandRole) -> None:
         """End hands."""
@@ -287,14 +343,11 @@ class AttachedNode:
 
     # -- the journal -------------------------------------------------------------------------------
 
-    def _record(self) -> None:
-        """Write lives and ranks that have changed."""
+    def _record_ranks(self, ranks: dict[Process, LaunchedRank]) -> None:
+        """Write which processes have got a rank, or have ended, since the last call."""
         if self._journal is None:
             return
-        life, t_ns = self._life, time.monotonic_ns()
-        if life != self._recorded_life:
-            self._record_life(self._journal, life)
-        ranks = self.ranks() if life is not None else {}
+        t_ns = time.monotonic_ns()  # after the hand was asked: an end is not dated before an act
         for process, launched in self._ranks.items():
             if process not in ranks:
                 self._write_rank(self._journal, Event.RANK_GONE, process, launched, t_ns)
@@ -303,19 +356,21 @@ class AttachedNode:
                 self._write_rank(self._journal, Event.RANK_FOUND, process, launched, t_ns)
         self._ranks = ranks
 
-    def _record_life(self, journal: Journal, life: PodLife | None) -> None:
+    def _record_life(self, life: PodLife | None) -> None:
         """Write the end of the life that was recorded last, and the begin of the present one."""
         former_life = self._recorded_life
+        if self._journal is None or life == former_life:
+            return
         if former_life is not None:
             cause = why_over(self._parts.watch.places(), former_life, self.container)
-            journal.write(
+            self._journal.write(
                 Event.LIFE_ENDED,
                 uid=former_life.uid,
                 container_id=former_life.container_id,
                 cause=cause,
             )
         if life is not None:
-            journal.write(Event.LIFE_OBSERVED, container=self.container, **life._asdict())
+            self._journal.write(Event.LIFE_OBSERVED, container=self.container, **life._asdict())
         self._recorded_life = life
 
     @staticmethod

@@ -137,7 +137,7 @@ def plan_attached(
         name=settings.name or str(job.reference),
         command=(),
         watch=patterns,
-        nodes=len(job.places.places),
+        nodes=len(job.containers),
         ranks=len(ranks),
         seed=settings.seed,
         faults=_with_ranks(faults, ranks, settings.seed),

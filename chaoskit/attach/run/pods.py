@@ -26,9 +26,9 @@ class NodePods:
         self._nodes, self._watch = nodes, watch
 
     def pod(self, node: str) -> PodState:
-        pod = self._nodes[node].pod
-        if pod is None:
-            raise ProcessLookupError(f"no pod holds the place of {node}")
+        pod, life = self._nodes[node].pod, self._nodes[node].life
+        if pod is None or life is None or pod.uid != life.uid:
+            raise ProcessLookupError(f"no pod with a hand of this run holds the place of {node}")
         return pod
 
     def is_pod_over(self, uid: str) -> bool:

@@ -88,6 +88,10 @@ class AttachedSubstrate:
             BadInput: naming the pod and the refusal.
             ApiError: if the server does not answer.
         """
+        for pod_object in self._job.listing.pods:
+            if pod_object["spec"].get("shareProcessNamespace"):
+                remedy = "give its containers process namespaces of their own: their first process is not known"
+                raise BadInput("job", str(self._job.reference), remedy)
         roles = (PROCESSES, NETWORK) if _needs_network(actions) else (PROCESSES,)
         asked = [
             (HandPod(place.pod.name, place.pod.uid), self._job.containers[place.key], role)
@@ -117,6 +121,7 @@ class AttachedSubstrate:
         self._nodes = {
             place.key.node_name: AttachedNode(parts, place.key, self._job.containers[place.key])
             for place in self._job.places.places
+            if place.key in self._job.containers
         }
         with ThreadPoolExecutor(_PARALLEL) as pool:
             results = [pool.submit(node.reach) for node in self._nodes.values()]

@@ -117,16 +117,17 @@ class CommandFollower:
         self._command_ends: dict[tuple[str, int], ProcessExit] = {}
         self._struck_ranks: dict[str, int] = {}  # name of a process that was struck -> its rank
         self._node_records = JournalTail(directory / "journal", without=[Event.LOGGED])
-        # (node, pid) of a rank, as its node reports it -> the variable that shows the rank
-        self._rank_variables: dict[tuple[str, int], str] = {}
-        # (node, pid) -> when its node was asked to look for ranks
-        self._requested_s: dict[tuple[str, int], float] = {}
+        # (node, pid, ticks) of a rank, as its node reports it -> the variable that shows the rank
+        self._rank_variables: dict[tuple[str, int, int | None], str] = {}
+        # (node, pid, ticks) -> when its node was asked to look for ranks
+        self._requested_s: dict[tuple[str, int, int | None], float] = {}
         named_ranks = [fault.rank for fault in experiment.faults if isinstance(fault.rank, int)]
         self._has_one_rank_per_node = max(
             [experiment.ranks, *(rank + 1 for rank in named_ranks)]
         ) <= len(cluster.nodes)
         self._newest_loss: float | None = None
         self._first_step: int | None = None
+        self._began_ns = 0
         self._reported_s = self._polled_s = 0.0
         self._woken = asyncio.Event()
         self._follow_task: asyncio.Task[Any] | None = None
@@ -149,7 +150,7 @@ class CommandFollower:
             HarnessError: if a fault could not act.
             BadInput: if a fault refused its input.
         """
-        self._follow_task = asyncio.current_task()
+        self._follow_task, self._began_ns = asyncio.current_task(), time.monotonic_ns()
         run_end = None
         with self._cluster.heard(), contextlib.ExitStack() as cleanups:
             watched = {
@@ -162,7 +163,7 @@ class CommandFollower:
             changes = DirectoryWatch(watched)
             cleanups.callback(changes.close)
             self._wake_by(changes.fileno(), cleanups)
-            for node in self._cluster.nodes:
+            for node in self._cluster.nodes if self._observation is None else ():
                 self._wake_at_end_of(self._cluster.root(node), cleanups)
             while True:
                 self._woken.clear()
@@ -207,14 +208,20 @@ class CommandFollower:
             for injection in self.injections
             if injection.target is not None
         ]
+        # a pod that has time to end trains on until its end is seen
+        acts_ns += [
+            injection.evidence[0].observed_ns for injection in self.injections if injection.evidence
+        ]
         return observation.is_over(max(acts_ns, default=self.reader.first_ns or 0))
 
     def _is_stalled(self) -> bool:
         """Return whether the log has shown no step for as long as the plan allows.
 
-        False is returned before the first step, and if the plan has no such limit.
+        False is returned if the plan has no such limit, and before the first step of a command.
         """
         last_ns = self.reader.last_ns
+        if last_ns is None and self._observation is not None:
+            last_ns = self._began_ns  # a job that runs already shows steps from the start
         if self._stalled_s is None or last_ns is None:
             return False
         return time.monotonic_ns() - last_ns >= self._stalled_s * 1e9
@@ -491,7 +498,8 @@ class CommandFollower:
             return False  # the process is a launcher, and its ranks are gone for now
         if not seat.variable:
             return True
-        process_key, now_s = (seat.node, seat.process.pid), time.monotonic()
+        now_s = time.monotonic()
+        process_key = (seat.node, seat.process.pid, seat.process.ticks)
         if self._rank_variables.get(process_key) == seat.variable:
             return True
         if process_key not in self._requested_s:
@@ -505,7 +513,8 @@ class CommandFollower:
             record for record in self._node_records.poll() if record.event == Event.RANK_FOUND
         ]
         self._rank_variables |= {
-            (record.source, record["pid"]): variable_of(record) for record in records
+            (record.source, record["pid"], record["ticks"]): variable_of(record)
+            for record in records
         }
 
     def _target(self, injection: Injection, seat: Seat, seats_by_rank: dict[int, Seat]) -> Target:

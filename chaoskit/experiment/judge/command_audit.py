@@ -40,6 +40,8 @@ class _Holder:
         rank: the rank.
         node: the node of the process.
         pid: the process id.
+        ticks: the start time of the process; None if it was not recorded. A later process with the
+            same pid has another one.
         found_ns: the time at which the node first recorded the rank.
         gone_ns: the recorded end of the process, or None if there is no such record.
         is_command: the process is the command itself, which no launcher starts again.
@@ -52,9 +54,20 @@ class _Holder:
             record["pid"],
             record.t_ns,
         )
-        ends_ns = [end.t_ns for end in ends if (end.source, end["pid"]) == (self.node, self.pid)]
+        self.ticks: int | None = record.get("ticks")
+        ends_ns = [
+            end.t_ns
+            for end in ends
+            if (end.source, end["pid"]) == (self.node, self.pid)
+            and end.get("ticks") in (None, self.ticks)
+        ]
         self.is_command = record.event == Event.COMMAND_STARTED
         self.gone_ns = min((t_ns for t_ns in ends_ns if t_ns >= self.found_ns), default=None)
+
+    def is_process(self, target: Struck) -> bool:
+        """Return whether this is the process that a fault has struck."""
+        is_same_life = None in (self.ticks, target.ticks) or self.ticks == target.ticks
+        return (self.node, self.pid) == (target.node, target.pid) and is_same_life
 
     def is_there(self, t_ns: int) -> bool:
         """Return whether the process had the rank at a time."""
@@ -143,14 +156,13 @@ def _mismatches(
         yield f"it struck rank {target.rank}, not rank {fault.rank}"
     if target.worker != f"{target.node}.{target.pid}":
         yield f"the harness recorded {target.worker} as the target, but also {process_in_words}"
-    struck_process = (target.node, target.pid)  # pids of two nodes may be equal
-    for owner in (holder for holder in holders if (holder.node, holder.pid) == struck_process):
+    for owner in (holder for holder in holders if holder.is_process(target)):
         if owner.rank != target.rank:
             yield f"{process_in_words} had rank {owner.rank}, not rank {target.rank}"
         elif owner.gone_ns is not None and owner.gone_ns < target.injected_ns:
             yield f"{process_in_words} had ended before it acted"
     rank_holders = [holder for holder in holders if holder.rank == target.rank]
-    if rank_holders and struck_process not in {(holder.node, holder.pid) for holder in holders}:
+    if rank_holders and not any(holder.is_process(target) for holder in holders):
         holders_in_words = " or ".join(
             f"{holder.pid} of {holder.node}" for holder in rank_holders[-2:]
         )
@@ -229,11 +241,12 @@ def _is_late(
     if due_line is None or any(target.worker in claims for claims in other_claims):
         return False
     processes_there = [
-        (holder.node, holder.pid)
+        holder
         for holder in holders
         if holder.rank == target.rank and holder.is_there(due_line.t_ns)
     ]
-    return processes_there == [(target.node, target.pid)] and any(
+    is_alone = len(processes_there) == 1 and processes_there[0].is_process(target)
+    return is_alone and any(
         line.node == due_line.node and line.t_ns > due_line.t_ns for line in lines_before
     )
 
@@ -253,9 +266,7 @@ def _missing(
 
     Several processes with the rank are reported, too: which of them trained is not known.
     """
-    own_holders = [
-        holder for holder in holders if (holder.node, holder.pid) == (target.node, target.pid)
-    ]
+    own_holders = [holder for holder in holders if holder.is_process(target)]
     if not own_holders:
         yield f"no node recorded that process {target.pid} of {target.node} had rank {target.rank}"
     elif _ends_a_process(injection) and all(holder.gone_ns is None for holder in own_holders):

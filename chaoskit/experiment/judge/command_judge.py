@@ -20,7 +20,7 @@ from chaoskit.experiment.run.command_run import CommandRun
 from chaoskit.experiment.run.disruptions import DEPENDENT, check_pods, excuse_failures
 from chaoskit.experiment.run.legibility import why_silent, why_uncountable
 from chaoskit.experiment.run.log_ends import hints, log_ends
-from chaoskit.experiment.run.running_job import goes_on, hole_in_steps
+from chaoskit.experiment.run.running_job import check_hands, goes_on, why_unclear
 from chaoskit.experiment.twin.command_twin import CommandTwin, failed_nodes, taken_nodes, unfinished
 from chaoskit.faults.base import Fault
 from chaoskit.plaintext import plural
@@ -77,12 +77,14 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
         run, course.usual, twin.counts if twin else {}
     )
     if run.experiment.running_job is not None:
-        uncountable_reason = uncountable_reason or hole_in_steps(run)
+        uncountable_reason = uncountable_reason or why_unclear(run)
     checks = [
         coverage.check(len(run.records), len(run.coverage)),
-        goes_on(run)
-        if run.experiment.running_job is not None
-        else _completed(run, course, twin, uncountable_reason),
+        *(
+            [_unless_unclear(goes_on(run), uncountable_reason), *check_hands(run)]
+            if run.experiment.running_job is not None
+            else [_completed(run, course, twin, uncountable_reason)]
+        ),
         _shows_steps(run, course, twin, uncountable_reason),
         *(fault_check(strike, run.ended_ns) for strike in run.injections),
         *audit(run, is_whole=not coverage.blind),
@@ -175,7 +177,7 @@ def _not_applied(run: CommandRun, twin: CommandTwin | None) -> dict[str, str]:
 def _injected_faults(run: CommandRun) -> list[_InjectedFault]:
     """Return the faults that were injected, without those that were missed."""
     return [
-        _InjectedFault(strike.fault, strike.target)
+        _InjectedFault(strike.fault, strike.target, strike.effective_ns or 0)
         for strike in run.injections
         if strike.target is not None and not strike.missed
     ]
@@ -188,10 +190,12 @@ class _InjectedFault:
     Attributes:
         fault: the fault.
         target: the process that it struck.
+        effective_ns: the time of the first evidence of its effect; 0 without evidence.
     """
 
     fault: Fault
     target: Struck
+    effective_ns: int
 
     @property
     def done_ns(self) -> int:
@@ -279,7 +283,9 @@ def _effect(run: CommandRun, course: Course, strike: _InjectedFault) -> Felt | N
         for later_fault in _injected_faults(run)
         if later_fault.target.injected_ns > injected_ns
     ]
-    settle_s = _SETTLE_S if run.experiment.running_job is not None else 0.0
+    settle_s = 0.0
+    if run.experiment.running_job is not None:
+        settle_s = max(_SETTLE_S, (strike.effective_ns - strike.done_ns) / 1e9)
     return look(course, strike.done_ns, min(later_strikes_ns, default=math.inf), settle_s)
 
 
@@ -303,7 +309,7 @@ def _fault_record(run: CommandRun, course: Course, strike: InjectionRecord) -> F
     """Return the record of a fault for the outcome, with its effect on the training, if any."""
     impacts = []
     if strike.target is not None and not strike.missed:
-        injected_fault = _InjectedFault(strike.fault, strike.target)
+        injected_fault = _InjectedFault(strike.fault, strike.target, strike.effective_ns or 0)
         if impact := _impact(run, course, injected_fault):
             effect = _effect(run, course, injected_fault)
             at_ns = effect.end[0] if effect and effect.end else run.ended_ns

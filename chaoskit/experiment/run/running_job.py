@@ -14,7 +14,8 @@ from chaoskit.runlog.outcome import Check
 from chaoskit.vocabulary import Event, RunEnd, Verdict
 
 GOES_ON = "training goes on after the faults"
-_ACTS = (Event.INJECTED, Event.ACTED, Event.LIFTED)
+HANDS_STAND = "hands stand while faults are in force"
+_ACTS = (Event.INJECTED, Event.ACTED, Event.LIFTED, Event.EVIDENCE)
 
 
 def goes_on(run: CommandRun) -> Check:
@@ -28,6 +29,9 @@ def goes_on(run: CommandRun) -> Check:
         return Check(name=GOES_ON, verdict=Verdict.FAILED, detail=problem)
     if run.is_aborted:
         return Check(name=GOES_ON, verdict=Verdict.UNKNOWN, detail=_why_aborted(run))
+    if empty := empty_places(run):
+        detail = f"the log shows new steps, but {'; '.join(empty)}"
+        return Check(name=GOES_ON, verdict=Verdict.UNKNOWN, detail=detail)
     if run.deadline_passed:
         limit_s = run.experiment.deadline_s
         detail = f"the deadline of {limit_s:g} s (deadline_s) passed before the job was observed for long enough"
@@ -68,6 +72,37 @@ def empty_places(run: CommandRun) -> list[str]:
     ]
 
 
+def check_hands(run: CommandRun) -> list[Check]:
+    """Return the check that is unknown if a hand has ended while faults may have acted by it.
+
+    Its effects end with a hand, and the next one does not begin them again. There is no check if all
+    hands stood.
+    """
+    first_act_ns = min(
+        (record.t_ns for record in run.records if record.event == Event.INJECTED), default=None
+    )
+    ended_hands = [
+        f"the hand on the {record['role']} of {record.source} has ended: {record['reason']}"
+        for record in run.records
+        if record.event == Event.HAND_ENDED
+        and first_act_ns is not None
+        and first_act_ns <= record.t_ns <= run.ended_ns
+    ]
+    if not ended_hands:
+        return []
+    detail = f"{'; '.join(ended_hands)}: faults that acted by it ended early"
+    return [Check(name=HANDS_STAND, verdict=Verdict.UNKNOWN, detail=detail)]
+
+
+def why_unclear(run: CommandRun) -> str:
+    """Return why the log of a running job proves nothing; "" if it does."""
+    if run.is_aborted:
+        return "the run was aborted"
+    if not any(line.step is not None for line in run.lines):
+        return "the log shows no step"
+    return hole_in_steps(run)
+
+
 def hole_in_steps(run: CommandRun) -> str:
     """Return in words the first hole in a log that shows steps; "" if there is none.
 
@@ -78,7 +113,9 @@ def hole_in_steps(run: CommandRun) -> str:
     holes = [
         record
         for record in run.records
-        if record.event == Event.LOG_HOLE and record["file"] in nodes
+        if record.event == Event.LOG_HOLE
+        and record["file"] in nodes
+        and record.t_ns <= run.ended_ns
     ]
     if not holes:
         return ""

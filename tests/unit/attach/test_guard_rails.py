@@ -155,7 +155,8 @@ def test_a_protected_namespace_or_job() -> None:
     for owner in ("namespace ml", "TrainJob llama"):
         job = job_of(3, owners={"JobSet llama": {}, owner: {"chaoskit.dev/protected": "1"}})
         assert f"{owner} has it" in refusal(GuardRails(), job, kills(0))
-        GuardRails().check(job, [])
+        with pytest.raises(BadInput, match=f"{owner} has it"):
+            GuardRails().check_job(job)
 
 
 def test_at_the_moment_of_a_strike() -> None:
