@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -127,6 +128,7 @@ def test_a_block_ends_after_its_time_to_live_if_its_client_is_killed(nodes: JobN
         [sys.executable, str(Path(traffic_client.__file__)), str(LASTS_S), *parts],
         stdout=subprocess.PIPE,
         pass_fds=[descriptor for pair in descriptors for descriptor in pair],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},  # the package `support`
     )
     try:
         assert client.stdout is not None
