@@ -111,7 +111,9 @@ class Event(StrEnum):
     # first one, one of another pod, or a restarted one: pod, uid, machine, container, container_id, restarts
     LIFE_OBSERVED = "life_observed"
     LIFE_ENDED = "life_ended"  # that container has ended: uid, container_id, cause
-    HAND_ENDED = "hand_ended"  # a hand has ended, but not its container or pod: role, reason
+    HAND_ENDED = (
+        "hand_ended"  # a hand has ended, perhaps with its container: role, uid, container_id
+    )
     # coordinator
     DETECTED = "detected"  # worker, rank, cause
     PLAN = "plan"  # generation, members

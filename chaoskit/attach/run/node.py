@@ -266,11 +266,15 @@ class AttachedNode:
         """Start the hands anew that have ended although the life goes on, and write that down."""
         roles = (PROCESSES, NETWORK) if self._parts.needs_network else (PROCESSES,)
         for role in roles:
-            if not self._stands(role) and not self._is_over(life):
+            if self._stands(role):
+                continue
+            if role in self._hands and self._journal is not None:
+                self._journal.write(
+                    Event.HAND_ENDED, role=role, uid=life.uid, container_id=life.container_id
+                )
+            self._close_hands(role)
+            if not self._is_over(life):
                 self._start(role, life)
-                if self._journal is not None:
-                    reason = "its stream broke, or it was ended"
-                    self._journal.write(Event.HAND_ENDED, role=role, reason=reason)
 
     def _has_ended(self, life: PodLife) -> bool:
         """Return whether a life is over by the API server, and by its hand if that still stands.

@@ -15,6 +15,8 @@ from chaoskit.vocabulary import Event, RunEnd, Verdict
 
 GOES_ON = "training goes on after the faults"
 HANDS_STAND = "hands stand while faults are in force"
+#: Seconds after which the API server shows the end of a container at the latest.
+_API_LATE_S = 5.0
 _ACTS = (Event.INJECTED, Event.ACTED, Event.LIFTED, Event.EVIDENCE)
 
 
@@ -75,23 +77,43 @@ def empty_places(run: CommandRun) -> list[str]:
 def check_hands(run: CommandRun) -> list[Check]:
     """Return the check that is unknown if a hand has ended while faults may have acted by it.
 
-    Its effects end with a hand, and the next one does not begin them again. There is no check if all
-    hands stood.
+    Its effects end with a hand, and the next one does not begin them again. A hand may end with its
+    container, whose end the API server shows later, and on a node that a fault takes away. There is
+    no check if all other hands stood.
     """
+    taken = {
+        node
+        for strike in run.injections
+        if strike.target is not None and strike.fault.ends_node
+        for node in strike.target.struck_nodes
+    }
     first_act_ns = min(
         (record.t_ns for record in run.records if record.event == Event.INJECTED), default=None
     )
     ended_hands = [
-        f"the hand on the {record['role']} of {record.source} has ended: {record['reason']}"
+        f"the hand on the {record['role']} of {record.source} has ended"
         for record in run.records
         if record.event == Event.HAND_ENDED
         and first_act_ns is not None
         and first_act_ns <= record.t_ns <= run.ended_ns
+        and record.source not in taken
+        and not _ended_with_life(run, record)
     ]
     if not ended_hands:
         return []
     detail = f"{'; '.join(ended_hands)}: faults that acted by it ended early"
     return [Check(name=HANDS_STAND, verdict=Verdict.UNKNOWN, detail=detail)]
+
+
+def _ended_with_life(run: CommandRun, hand: Record) -> bool:
+    """Return whether the container of a hand has ended at the same time as the hand."""
+    latest_ns = hand.t_ns + int(_API_LATE_S * 1e9)
+    return any(
+        record.event == Event.LIFE_ENDED
+        and (record.source, record["container_id"]) == (hand.source, hand["container_id"])
+        and record.t_ns <= latest_ns
+        for record in run.records
+    )
 
 
 def why_unclear(run: CommandRun) -> str:

@@ -10,7 +10,13 @@ import pytest
 
 from chaoskit.experiment.plan.command_plan import CommandExperiment, RunningJob
 from chaoskit.experiment.run.command_run import CommandRun, load_command_run
-from chaoskit.experiment.run.running_job import goes_on, hole_in_steps, why_standing
+from chaoskit.experiment.run.running_job import (
+    check_hands,
+    goes_on,
+    hole_in_steps,
+    why_standing,
+    why_unclear,
+)
 from chaoskit.experiment.twin.command_twin import taken_nodes, unfinished
 from chaoskit.faults import Kill
 from chaoskit.journal import Journal
@@ -64,6 +70,17 @@ def step(at_s: float, number: int) -> RunEvent:
 
 def act(at_s: float) -> RunEvent:
     return at_s, Event.INJECTED, {"fault": "fault0", "node": "llama-1"}
+
+
+def struck(at_s: float) -> RunEvent:
+    fields: dict[str, Any] = {
+        "fault": "fault0",
+        "worker": "llama-1.9",
+        "rank": 1,
+        "node": "llama-1",
+    }
+    fields |= {"pid": 9, "ticks": 5, "step": 2, "phase": "", "waiting": "", "nodes": []}
+    return at_s, Event.INJECTED, {**fields, "done_ns": int(at_s * S)}
 
 
 STEPS = [step(1, 1), step(2, 2), act(2.5)]
@@ -129,6 +146,39 @@ def test_a_hole_counts_where_steps_are_shown(run_of: Callable[..., CommandRun]) 
     assert not hole_in_steps(run_of(RunEnd.OBSERVED, 20, *STEPS, hole("llama-1")))
     problem = hole_in_steps(run_of(RunEnd.OBSERVED, 20, *STEPS, hole("llama-0")))
     assert problem.startswith("lines of llama-0 may be missing after line 7 of its log: pod_gone")
+
+
+HAND = {"role": "processes", "uid": "u", "container_id": "c"}
+
+
+@pytest.mark.parametrize(
+    ("records_of_node", "verdicts"),
+    [
+        ([(3, Event.HAND_ENDED, HAND)], [Verdict.UNKNOWN]),
+        ([(1, Event.HAND_ENDED, HAND)], []),  # before the fault
+        ([(3, Event.HAND_ENDED, HAND), (4, Event.LIFE_ENDED, {**HAND, "cause": "killed"})], []),
+        (
+            [(3, Event.HAND_ENDED, HAND), (12, Event.LIFE_ENDED, {**HAND, "cause": "killed"})],
+            [Verdict.UNKNOWN],
+        ),
+    ],
+)
+def test_a_hand_that_ends_alone_makes_the_run_unknown(
+    run_of: Callable[..., CommandRun], records_of_node: list[RunEvent], verdicts: list[Verdict]
+) -> None:
+    run = run_of(RunEnd.OBSERVED, 20, *STEPS[:2], struck(2.5), step(15, 3), node1=records_of_node)
+    assert [check.verdict for check in check_hands(run)] == verdicts
+
+
+def test_a_log_that_shows_nothing_proves_nothing(run_of: Callable[..., CommandRun]) -> None:
+    assert why_unclear(run_of(RunEnd.STALLED, 20)) == "the log shows no step"
+
+
+def test_steps_before_the_evidence_are_not_new(run_of: Callable[..., CommandRun]) -> None:
+    """A pod that has time to end trains on until it does."""
+    evidence = (9, Event.EVIDENCE, {"fault": "fault0", "observed": "gone", "level": "effective"})
+    run = run_of(RunEnd.DEADLINE, 60, *STEPS[:2], struck(2.5), step(8, 3), evidence)
+    assert goes_on(run).verdict is Verdict.FAILED
 
 
 def test_faults_take_no_place_for_good(run_of: Callable[..., CommandRun]) -> None:
