@@ -90,12 +90,16 @@ class ScriptWrites:
         self.word = self.state_word = 0
 
     def watch(self, state: Registered, arena: ArenaView | None = None) -> None:
-        """Compare these objects from now on.
+        """Compare these objects from now on, and show no change of earlier ones.
+
+        Objects that are registered anew are restored from a copy. The copy holds the writes that
+        the words describe, and a new rank has noticed none of them.
 
         Args:
             arena: where their tensors lie; None for tensors that are not in shared memory.
         """
         self._state, self._marks = state, None
+        self._step, self.word, self.state_word = -1, 0, 0
         self._sample = _ArenaSample(arena) if arena is not None else None
 
     def remember(self) -> None:

@@ -81,6 +81,15 @@ def test_a_rank_ends_while_the_script_writes(
     run(chaos, tmp_path, sharded=sharded, most_lost=2 if sharded else 0, options=options)
 
 
+@pytest.mark.parametrize("phase", ["forward", "reduce"])
+def test_a_sharded_rank_ends_in_the_step_after_a_write(
+    chaos: Chaos, tmp_path: Path, phase: str
+) -> None:
+    """The ranks that are left have noticed their writes; their successors restore them."""
+    faults = [Kill(rank=1, at_step=7, phase=phase)]
+    run(chaos, tmp_path, sharded=True, most_lost=2, most_detected=1, faults=faults)
+
+
 @pytest.mark.parametrize(
     "how", ["hook", "statistics", "data", "replaced", "rate", "mask", "nothing"]
 )
@@ -311,6 +320,18 @@ def test_a_second_look_at_one_step_keeps_what_the_first_found() -> None:
     writes.remember()
     writes.look()
     assert writes.word == word != 0
+
+
+def test_a_restored_state_holds_the_writes_so_no_rank_shows_them_again() -> None:
+    """A new rank of a sharded job has noticed none of the writes that the others have noticed."""
+    model, optimizer, replica, writes = made(shared=True)
+    writes.remember()
+    WRITES["in place"](model, optimizer)
+    writes.look()
+    assert writes.word != 0
+    assert writes.state_word != 0
+    writes.watch(replica, replica.arena)
+    assert (writes.word, writes.state_word) == (0, 0)
 
 
 @pytest.mark.parametrize(
