@@ -43,6 +43,8 @@ from chaoskit.wire import frames
 _NICENESS = 10
 _BACK_OFF_S = 0.05
 _BACK_OFF_MAX_S = 5.0
+#: A generator of its own: the training's numbers must not depend on copies that fail.
+_JITTER = random.Random()
 
 #: Moments at which ``probe`` is called: before an offer, within a transfer, when it is
 #: acknowledged.
@@ -200,7 +202,7 @@ class _PartnerThread:
         if self._failures and not self._stopped:
             pause_s = min(
                 _BACK_OFF_MAX_S, _BACK_OFF_S * 2 ** (self._failures - 1)
-            ) * random.uniform(0.5, 1.0)
+            ) * _JITTER.uniform(0.5, 1.0)
             self._pause(pause_s)
         elif not self._stopped:
             connection = self._connection

@@ -24,6 +24,9 @@ from chaoskit.errors import BadInput, ChaoskitError
 
 Result = TypeVar("Result")
 
+#: A generator of its own: the training's numbers must not depend on requests that fail.
+_JITTER = random.Random()
+
 
 class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Limits of the requests to a store.
@@ -277,7 +280,7 @@ class Store:
                     raise RemoteRefused(
                         f"{self.url}: cannot {action}: {_describe(error)}: {remedy}"
                     ) from error
-                delay_s = backoff.delay_s(attempt, time.monotonic() - begin_s, random.random())
+                delay_s = backoff.delay_s(attempt, time.monotonic() - begin_s, _JITTER.random())
                 if delay_s is None:
                     tried = f"{attempt + 1} times in {time.monotonic() - begin_s:.1f} s"
                     raise RemoteUnavailable(

@@ -4,6 +4,7 @@ every reader.
 
 from __future__ import annotations
 
+import ast
 import random
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+import chaoskit
 from chaoskit.errors import BadInput
 from chaoskit.fixtures.jobs.corpus import ByteDataset
 from chaoskit.runtime.state.sampling import Sampler, derive_seed, fetch, seed_everything
@@ -260,3 +262,19 @@ def test_every_tensor_of_a_batch_is_moved() -> None:
     batch = fetch(Samples(lambda x, y: {"pair": Pair(x, [y]), "name": str(y)}), [1, 2], meta)
     assert batch["pair"].x.device == batch["pair"].y[0].device == meta
     assert batch["name"] == ["1", "2"]
+
+
+def test_no_module_of_ours_draws_from_the_generators_of_the_process() -> None:
+    """They belong to the training: a copy that is sent again must not change its numbers."""
+    package = Path(chaoskit.__file__).parent
+    draws = [
+        f"{path.relative_to(package)}:{node.lineno}"
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "random"
+        and node.func.attr not in ("Random", "SystemRandom", "seed", "getstate", "setstate")
+    ]
+    assert not draws
