@@ -9,19 +9,15 @@ without the thread.
 
 from __future__ import annotations
 
-import random
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-import torch
-
 from chaoskit.errors import BadInput
 from chaoskit.process.linux import set_name
-from chaoskit.runtime.state.sampling import load
+from chaoskit.runtime.state.sampling import DRAW_TRIALS, drawn_generators, load
 
 
 @dataclass(slots=True, eq=False)
@@ -112,30 +108,19 @@ def _serve(requests: SimpleQueue[_BatchRequest]) -> None:
 def require_no_draws(fetch: Callable[[], Any]) -> Any:
     """Return the result of ``fetch``, which must not draw from generators of the whole process.
 
+    It is called again if numbers were drawn, which another thread may have done.
+
     Raises:
-        BadInput: if it does. On another thread its draws would disturb the model's dropout, at any
+        BadInput: if it draws. On another thread its draws would disturb the model's dropout, at any
             moment.
     """
-    before = generator_states()
-    batch = fetch()
-    after = generator_states()
-    drawn_names = [name for name, state in before.items() if after[name] != state]
-    if drawn_names:
-        remedy = (
-            "let dataset[i] draw from a generator of its own, seeded from i: the model draws from "
-            "the global generators at the same time"
-        )
-        raise BadInput("prefetch", ", ".join(drawn_names), remedy)
-    return batch
-
-
-def generator_states() -> dict[str, Any]:
-    """Return the states of the generators that belong to the whole process, by name."""
-    states: dict[str, Any] = {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "random": random.getstate(),
-    }
-    if "numpy" in sys.modules:
-        name, keys, *rest = sys.modules["numpy"].random.get_state()
-        states["numpy.random"] = (name, keys.tobytes(), *rest)
-    return states
+    batches: list[Any] = []
+    for _ in range(DRAW_TRIALS):
+        drawn_names = drawn_generators(lambda: batches.append(fetch()))
+        if not drawn_names:
+            return batches[-1]
+    remedy = (
+        "let dataset[i] draw from a generator of its own, seeded from i: the model draws from "
+        "the global generators at the same time"
+    )
+    raise BadInput("prefetch", ", ".join(drawn_names), remedy)

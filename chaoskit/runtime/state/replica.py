@@ -7,10 +7,9 @@ daemon/replica_keeper.py: copies that outlive this process. state/sharding.py: s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
-from typing import Any
 
 import msgspec
 import torch
@@ -22,8 +21,8 @@ from chaoskit.runtime.state.buffers import MovingBuffers
 from chaoskit.runtime.state.held_numbers import HeldNumbers
 from chaoskit.runtime.state.homes import Homes
 from chaoskit.runtime.state.optimizer_state import rehome
-from chaoskit.runtime.state.prefetch import generator_states
 from chaoskit.runtime.state.registered import MODEL, OPTIMIZER, Registered, Scheduler, checksum_of
+from chaoskit.runtime.state.sampling import DRAW_TRIALS, drawn_generators
 from chaoskit.sketch import TensorBox
 
 
@@ -457,22 +456,37 @@ class Replica(Registered):
 
     # -- rehearsal ---------------------------------------------------------------------------------
 
-    @contextmanager
-    def undone_afterwards(self) -> Iterator[None]:
-        """Run the block, a warm-up optimizer step, and restore the state bit for bit.
+    def rehearse(self, update: Callable[[], None]) -> None:
+        """Run ``update``, a warm-up optimizer step, and restore the state bit for bit.
 
-        The state is not restored after an error.
+        The state is not restored after an error. If the update draws random numbers, it is run
+        again: another thread may have drawn them, an optimizer that draws does so each time.
 
         Raises:
-            BadInput: if an optimizer draws random numbers, or keeps state that cannot be given to
-                another rank.
+            BadInput: if an optimizer draws from the generators of the process, which are in
+                different states on different ranks, or keeps state that cannot be given to another
+                rank.
         """
+        for _ in range(DRAW_TRIALS):
+            with self._undone_afterwards():
+                drawn_names = drawn_generators(update)
+            if not drawn_names:
+                return
+        names = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
+        remedy = (
+            "seed a new torch.Generator in each step, from a count in its state: ranks get other "
+            f"numbers from the generators of {', '.join(drawn_names)}, and their weights would "
+            "differ"
+        )
+        raise BadInput("optimizer", names, remedy)
+
+    @contextmanager
+    def _undone_afterwards(self) -> Iterator[None]:
+        """Run the block, and restore the state bit for bit."""
         tensors = {path: tensor.clone() for path, tensor in self.tensors()}
         scalars, step = self.scalars(), self.step
-        drawn_before = generator_states()
         with self.own_numbers_undone(), self.running_optimizers():
             yield
-            self._require_no_draws(drawn_before)
             self.scalars()  # raises for state that cannot be given to another rank
         self.rehome()  # touches the memory that the optimizer's state will live in
         with torch.no_grad():
@@ -482,20 +496,6 @@ class Replica(Registered):
         self.rebuild_optimizer_state(kept)
         self.load_scalars(scalars, step)
         self.rehome()
-
-    def _require_no_draws(self, before: dict[str, Any]) -> None:
-        """Raise BadInput for optimizers that draw random numbers.
-
-        The generators of ranks are in different states.
-        """
-        after = generator_states()
-        if drawn_names := [name for name, state in before.items() if after[name] != state]:
-            names = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
-            remedy = (
-                f"seed a new torch.Generator in each step, from a count in its state: ranks get other numbers "
-                f"from the generators of {', '.join(drawn_names)}, and their weights would differ"
-            )
-            raise BadInput("optimizer", names, remedy)
 
 
 def _digest(tensors: Iterator[tuple[str, Tensor]]) -> str:

@@ -19,6 +19,9 @@ from torch.utils.data import default_collate
 from chaoskit.data.positions import Positions
 from chaoskit.errors import BadInput
 
+#: Calls after which code is held to draw random numbers itself, as another thread may have drawn.
+DRAW_TRIALS = 3
+
 
 def derive_seed(*key: int) -> int:
     """Return a 63-bit seed from integers, well mixed (BLAKE2b)."""
@@ -124,3 +127,26 @@ def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     if isinstance(batch, (list, tuple)):
         return type(batch)(map_tensors(part, change) for part in batch)
     return batch
+
+
+def drawn_generators(act: Callable[[], None]) -> list[str]:
+    """Call ``act``, and return the names of the generators of the process that drew meanwhile.
+
+    Other threads of the process may have drawn.
+    """
+    before = _generator_states()
+    act()
+    after = _generator_states()
+    return [name for name, state in before.items() if after[name] != state]
+
+
+def _generator_states() -> dict[str, Any]:
+    """Return the states of the generators that belong to the whole process, by name."""
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "random": random.getstate(),
+    }
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        states["numpy.random"] = (name, keys.tobytes(), *rest)
+    return states

@@ -886,8 +886,7 @@ class ReplicatedTrainer(BaseTrainer):
         """
         replica, worker = self.replica, self._worker
         self._work.require_loss(0)
-        with replica.undone_afterwards():
-            replica.advance()
+        replica.rehearse(replica.advance)
         replica.enter()
         for parameter in replica.parameters:
             parameter.grad = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -56,8 +58,7 @@ def backward(replica: Replica) -> None:
 
 def rehearse(replica: Replica) -> None:
     backward(replica)
-    with replica.undone_afterwards():
-        replica.advance()
+    replica.rehearse(replica.advance)
 
 
 def train(replica: Replica) -> None:
@@ -153,6 +154,23 @@ def test_an_optimizer_that_draws_random_numbers_is_refused(draw: Callable[[], An
     with pytest.raises(BadInput, match=r"seed a new torch\.Generator") as caught:
         rehearse(build(lambda optimizer, parameter: draw()))
     assert (caught.value.field, caught.value.value) == ("optimizer", "Custom")
+
+
+def test_a_thread_that_draws_meanwhile_does_not_have_the_optimizer_refused() -> None:
+    """Clients of trackers draw the delays of their retries from the process's generator."""
+    steps = itertools.count()
+
+    def draw_once(optimizer: Any, parameter: nn.Parameter) -> None:
+        if next(steps) == 0:
+            thread = threading.Thread(target=random.random)
+            thread.start()
+            thread.join()
+
+    replica = build(draw_once)
+    digest = replica.state_digest()
+    rehearse(replica)
+    assert next(steps) > len(replica.parameters), "the update was not run again"
+    assert replica.state_digest() == digest
 
 
 def test_an_optimizer_that_seeds_a_generator_in_each_step_is_trained() -> None:

@@ -17,13 +17,16 @@ from support.nodes import pods
 _LOOK_S = 1.0
 _WATCH_S = 5
 _WATCHED = ("JobSet", "TrainJob", "Job")
+#: HTTP statuses after which the next look may succeed: the object has changed, the server is busy
+#: or still reads a new CRD, or no answer has come (0).
+_RETRIED = (cluster.NOT_FOUND, cluster.CONFLICT, 429, 500, 503, 504, 0)
 
 
 class StandInController:
     """The controllers of JobSets and TrainJobs, from ``start`` to ``close``.
 
     Attributes:
-        errors: errors of requests, without those about objects that had changed meanwhile.
+        errors: errors of requests that fail again when they are repeated.
     """
 
     def __init__(self) -> None:
@@ -55,7 +58,7 @@ class StandInController:
                 for entry in jobsets:
                     jobset.reconcile(_with_kind(entry, "JobSet"), _with_labels(jobs))
             except OSError as error:
-                if cluster.status_of(error) not in (cluster.NOT_FOUND, cluster.CONFLICT):
+                if cluster.status_of(error) not in _RETRIED:
                     self.errors.append(str(error))
             except Exception as error:  # noqa: BLE001 - a test must see it
                 self.errors.append(repr(error))
@@ -98,4 +101,4 @@ def controllers() -> Iterator[StandInController]:
         yield controller
     finally:
         controller.close()
-    assert not controller.errors
+    assert not controller.errors, controller.errors
