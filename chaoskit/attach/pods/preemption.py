@@ -1,34 +1,31 @@
 """The preemption of a pod of a job that already runs, for a pod of a higher priority.
 
 That pod can run only on the machine of the other one, but not beside a pod with all of its labels.
-So the scheduler preempts no other pod.
+So the scheduler preempts no other pod. It is deleted also if this process is killed: a pod that
+waits might preempt later.
 
-``python -m chaoskit.attach.pods.preemption JSON`` deletes such a pod. The undo guard of a killed
-process runs it: a pod that waits might preempt later.
-
--> ``substrate/kubernetes/pods/manifests.py``: its manifest. ``pod_backend.py``: the action.
+-> ``substrate/kubernetes/pods/manifests.py``: its manifest. ``own_pod.py``: its end.
+``pod_backend.py``: the action.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
-import shlex
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from chaoskit.attach.jobs.pod_state import PodState
 from chaoskit.attach.pods.attached_pods import AttachedPods
+from chaoskit.attach.pods.own_pod import OwnPod, make_own_pod
 from chaoskit.attach.pods.pod_requests import PodRequests
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.core.actions import Applied
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.pods.manifests import Manifest, preempting_pod
 from chaoskit.substrate.kubernetes.pods.state import has_ended, why_not_preempting
-from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
+from chaoskit.substrate.undo import UndoLog
 
 _ASK_AGAIN_S = 0.1
 _LABELS = {"app.kubernetes.io/name": "chaoskit", "app.kubernetes.io/component": "preemptor"}
@@ -74,17 +71,9 @@ class Preemptions:
         )
         if reason:
             raise HarnessError(f"the pod {pod.name} is not preempted: {reason}")
-        arguments = json.dumps({"name": name, "server": self._api.server, **self._api.arguments})
-        entry = self._undo.plan(
-            CommandEntry(shlex.join([sys.executable, "-m", __name__, arguments]))
-        )
         self._requests.planned_uids.add(pod.uid)
-        try:
-            uid = str(self._api.create(manifest)["metadata"]["uid"])
-        except ApiError:
-            _delete(self._api, name, entry)  # it may exist all the same
-            raise
-        return _PreemptedPod(self._api, self._pods, pod, name, uid, entry)
+        preemptor = make_own_pod(self._api, manifest, self._undo)
+        return _PreemptedPod(self._api, self._pods, pod, preemptor)
 
 
 def why_not_alone(victim: Mapping[str, Any], pods: Any) -> str:
@@ -134,16 +123,9 @@ class _PreemptedPod:
     """
 
     def __init__(
-        self,
-        api: KubernetesApi,
-        pods: AttachedPods,
-        pod: PodState,
-        preemptor: str,
-        preemptor_uid: str,
-        entry: Undo,
+        self, api: KubernetesApi, pods: AttachedPods, pod: PodState, preemptor: OwnPod
     ) -> None:
-        self._api, self._pods, self._pod = api, pods, pod
-        self._preemptor, self._preemptor_uid, self._entry = preemptor, preemptor_uid, entry
+        self._api, self._pods, self._pod, self._preemptor = api, pods, pod, preemptor
         self._asked_s = -math.inf
 
     def shown(self) -> int:
@@ -155,28 +137,7 @@ class _PreemptedPod:
             events = self._api.events_about(self._pod.name, "Preempted")
         except ApiError:  # without an answer there is no proof
             return 0
-        return int(any(self._preemptor_uid in event.get("message", "") for event in events))
+        return int(any(self._preemptor.uid in event.get("message", "") for event in events))
 
     def lift(self) -> bool:
-        return _delete(self._api, self._preemptor, self._entry)
-
-
-def _delete(api: KubernetesApi, name: str, entry: Undo) -> bool:
-    """Delete a preempting pod, and return whether the server has accepted that.
-
-    The undo entry stays otherwise.
-    """
-    try:
-        api.delete("Pod", name, grace_s=0)
-    except ApiError:
-        return False
-    entry.done()
-    return True
-
-
-if __name__ == "__main__":
-    arguments = json.loads(sys.argv[1])
-    api = KubernetesApi(arguments["context"], arguments["namespace"], arguments["kubeconfig"])
-    if api.server != arguments["server"]:
-        sys.exit(f"the pod is on {arguments['server']}, but the kubeconfig is for {api.server}")
-    api.delete("Pod", arguments["name"], grace_s=0)
+        return self._preemptor.delete()

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from chaoskit.attach.fault_preview import FaultPreview, preview_faults
 from chaoskit.attach.guards.abort_conditions import parse_conditions
 from chaoskit.attach.guards.abort_watch import AbortWatch
 from chaoskit.attach.guards.guard_rails import GuardRails, check_guard_rails
 from chaoskit.attach.guards.guarded_job import guarded_job, owner_labels
 from chaoskit.attach.hands.hand_container import HandImage
+from chaoskit.attach.hands.image_file import read_hand_image
 from chaoskit.attach.jobs.find import FoundJob, find_job
 from chaoskit.attach.pods.checks import require_action_rights, require_machines
 from chaoskit.attach.pods.machine_pods import job_uids
@@ -46,32 +45,8 @@ from chaoskit.substrate.kubernetes.api.rights import HAND_RIGHTS, LOG_RIGHTS
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.typed import typed_arguments
 
-_IMAGE_REMEDY = "name the image of hands (docker build --target hand), or set CHAOSKIT_HAND_IMAGE"
-
-_FILE_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
-
 #: Called with the faults as they would strike, before the first one does. False ends the run.
 Confirm = Callable[[Sequence[FaultPreview]], bool]
-
-
-class HandImageFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file that names the image of hands.
-
-    Attributes:
-        name: name of the image.
-        command: the command that starts a hand there; () for that of our own image.
-        working_directory: directory in which it is started.
-        mounts: volume mounts of its container, of volumes that the pods have.
-    """
-
-    name: str
-    command: tuple[str, ...] = ()
-    working_directory: str = ""
-    mounts: tuple[dict[str, Any], ...] = ()
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields that are set."""
-        return {name: setting for name, setting in msgspec.structs.asdict(self).items() if setting}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +91,8 @@ def attach(
         reference: the job, such as ``statefulset/llama``; see :mod:`chaoskit.attach.jobs.kinds`.
         watch: the patterns that find steps and losses in its logs, or a file of them.
         faults: the faults that strike the job.
-        image: the image of hands, or a file of :class:`HandImageFile`; "" for that of
-            ``CHAOSKIT_HAND_IMAGE``.
+        image: the image of hands, or a file of :class:`.hands.image_file.HandImageFile`;
+            "" for that of ``CHAOSKIT_HAND_IMAGE``.
         namespace: the namespace of the job; "" for that of ``CHAOSKIT_KUBERNETES_NAMESPACE``, else
             that of the context.
         context: context of the kubeconfig; "" for the current one.
@@ -135,7 +110,7 @@ def attach(
         ApiError: if the API server does not answer.
         HarnessError: if chaoskit itself failed.
     """
-    patterns, hand_image, typed = _patterns(watch), _hand_image(image), require_faults(faults)
+    patterns, hand_image, typed = _patterns(watch), read_hand_image(image), require_faults(faults)
     settings, limits = attach_settings(**plan), limits or AttachLimits()
     limits.rails.validate()
     conditions = parse_conditions(limits.abort)
@@ -227,19 +202,3 @@ def _patterns(watch: LogPatterns | Path | str) -> LogPatterns:
         example = r"step: 'step (\d+)'"
         raise BadInput("watch", str(watch), f"write the pattern of a step in it: {example}")
     return patterns_of(settings)
-
-
-def _hand_image(image: HandImage | str) -> HandImage:
-    """Return the image of hands. Raises BadInput if none is named."""
-    if isinstance(image, HandImage):
-        return image
-    name = image or os.environ.get("CHAOSKIT_HAND_IMAGE", "")
-    if not name:
-        raise BadInput("image", name, _IMAGE_REMEDY)
-    if not name.endswith(_FILE_SUFFIXES):
-        return HandImage(name)
-    settings = read_document("image", Path(name))
-    try:
-        return HandImage(**msgspec.convert(settings, HandImageFile).fields())
-    except msgspec.ValidationError as error:
-        raise BadInput("image", name, f"mend it: {error}") from None
