@@ -1,6 +1,7 @@
 """``chaoskit cluster``: check a Kubernetes cluster, prepare it, show its jobs, and end sessions.
 
--> attach/preview.py: jobs that run already. substrate/kubernetes/examination.py: the checks.
+-> attach/preview.py: jobs that run already. attach/doctor/: trials of hands.
+substrate/kubernetes/examination.py: the checks of a cluster.
 substrate/kubernetes/session.py: the end of a session. substrate/kubernetes/installation.py: the
 manifests.
 """
@@ -20,7 +21,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from chaoskit.attach.hands.hand_container import HAND_ROLES, HandImage
+from chaoskit.attach.doctor.doctor import HandFinding, examine_hands
+from chaoskit.attach.hands.hand_container import HAND_ROLES
+from chaoskit.attach.hands.image_file import read_hand_image
 from chaoskit.attach.preview import JobPreview, preview_job
 from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
 from chaoskit.errors import BadInput, ChaoskitError
@@ -37,6 +40,15 @@ from chaoskit.substrate.kubernetes.session import end_from_outside, find_namespa
 _OK, _LIMITED, _MISSING = ("ok", "green"), ("limited", "yellow"), ("missing", "red")
 _JOB, _STEPS = "gpt", 3
 
+HandImageName = Annotated[
+    str,
+    typer.Option(
+        metavar="IMAGE",
+        envvar="CHAOSKIT_HAND_IMAGE",
+        help="Image of hands: docker build --target hand; or a YAML file with its name, command and mounts.",
+    ),
+]
+
 app = command_app(
     "Check a Kubernetes cluster, prepare a namespace for runs, and end leftover sessions."
 )
@@ -44,6 +56,20 @@ app = command_app(
 
 @app.command()
 def doctor(
+    attach: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND/NAME",
+            help="Only try each hand, on a throw-away pod that is like a pod of this job.",
+        ),
+    ] = "",
+    hand_image: HandImageName = "",
+    namespace: Annotated[
+        str, typer.Option(help="Namespace of the job of --attach. Default: that of the variables.")
+    ] = "",
+    container: Annotated[
+        str, typer.Option(help="Container that trains, if a pod of this job has several.")
+    ] = "",
     trial: Annotated[
         bool,
         typer.Option(
@@ -58,11 +84,19 @@ def doctor(
     The check covers the permission of the namespace, and each right that a session needs. Then a
     small job is run as pytest would run it, and removed.
 
-    Exit code 0: runs are possible, 1: they are not.
+    With --attach it tries the hands for faults in a job that runs already: one stops a process, one
+    drops packets. Both act in a pod of their own, which is deleted at once.
+
+    Exit code 0: runs are possible, and all hands work, 1: they are not, 2: bad input.
 
     Example: [cyan]CHAOSKIT_KUBERNETES_IMAGE=registry/train:1 chaoskit cluster doctor[/]
     """
     options = KubernetesOptions.from_environment(os.environ)
+    if attach:
+        return _examine_hands(options, attach, hand_image, namespace, container, is_json)
+    if namespace or container:
+        field, value = ("namespace", namespace) if namespace else ("container", container)
+        raise BadInput(field, value, "give it together with --attach KIND/NAME")
     results = list(examine_cluster(options))
     if trial and all(result.is_there for result in results):
         results += _run_trial()
@@ -83,6 +117,35 @@ def doctor(
             table.add_row(Text(*_mark(result)), result.name, result.text)
         console().print(table)
     return 0 if all(result.is_there for result in results) else EXIT_FAILED
+
+
+def _examine_hands(
+    options: KubernetesOptions,
+    job: str,
+    image: str,
+    namespace: str,
+    container: str,
+    is_json: bool,
+) -> int:
+    """Try each hand beside a job, print the findings, and return the exit status."""
+    hand_image = read_hand_image(image)
+    with closing(KubernetesApi(options.context, namespace or options.namespace)) as api:
+        findings = examine_hands(api, job, hand_image, container=container)
+    if is_json:
+        print_json({"hands": msgspec.to_builtins(findings)})
+    else:
+        console().print(render_hands(findings))
+    return 0 if all(finding.works for finding in findings) else EXIT_FAILED
+
+
+def render_hands(findings: Sequence[HandFinding]) -> DataTable:
+    """Return a table with a row for each hand."""
+    names = (Column("hand", is_heading=True), Column("trial"))
+    table = DataTable(*names, Column("seen", is_text=True), Column("remedy", is_text=True))
+    for finding in findings:
+        result = "works" if finding.works else "refused"
+        table.add_row(finding.hand, result, finding.text, finding.remedy)
+    return table
 
 
 def _mark(finding: ClusterFinding) -> tuple[str, str]:
@@ -226,14 +289,7 @@ def show_job(
             "or pods/LABEL=VALUE.",
         ),
     ],
-    hand_image: Annotated[
-        str,
-        typer.Option(
-            metavar="IMAGE",
-            envvar="CHAOSKIT_HAND_IMAGE",
-            help="Image of hands: docker build --target hand. Without it, no hands are asked for.",
-        ),
-    ] = "",
+    hand_image: HandImageName = "",
     container: Annotated[
         str, typer.Option(help="Container that trains, if a pod has several.")
     ] = "",
@@ -258,7 +314,7 @@ def show_job(
     if ranks and not hand_image:
         raise BadInput("ranks", "true", "name an image: --hand-image IMAGE")
     with closing(_api()) as api:
-        image = HandImage(hand_image) if hand_image else None
+        image = read_hand_image(hand_image) if hand_image else None
         preview = preview_job(api, job, image, container=container, reads_ranks=ranks)
     if is_json:
         print_json(msgspec.to_builtins(preview))

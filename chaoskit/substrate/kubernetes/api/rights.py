@@ -154,6 +154,14 @@ CRASH_RIGHTS = (
     Right("pods", ("get",), "the container that the fault KillContainer kills"),
     *HAND_RIGHTS,
 )
+#: Further rights of such a user to try hands on a throw-away pod.
+DOCTOR_RIGHTS = (
+    Right(
+        "pods",
+        ("create", "delete"),
+        "the throw-away pod of chaoskit cluster doctor --attach",
+    ),
+)
 #: Further rights of such a user for the loss of a machine, which is proved by its silence.
 SILENCE_RIGHTS = (
     Right("pods/log", ("get",), "requests that the machine of the fault LoseMachine must answer"),
@@ -190,6 +198,7 @@ ATTACH_LISTS = (
     PREEMPT_RIGHTS,
     CRASH_RIGHTS,
     SILENCE_RIGHTS,
+    DOCTOR_RIGHTS,
 )
 _OF_DRIVEN = ("pods/portforward",)
 
