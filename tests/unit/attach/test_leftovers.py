@@ -1,0 +1,116 @@
+"""Leftovers of hands in pods: what is listed, what is deleted, and that none makes cleanup fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.nodes.api_server import api_server, refusal
+
+from chaoskit.attach.doctor.trial_pod import LABELS
+from chaoskit.attach.leftovers import LeftHands, describe_hands, left_hands
+from chaoskit.cli.app import run
+
+PODS = "/api/v1/namespaces/chaos/pods"
+ENDED = {"terminated": {"exitCode": 0}}
+
+
+def pod(
+    name: str,
+    *states: dict[str, Any] | None,
+    phase: str = "Running",
+    labels: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return a pod with a hand in each of these states, and a container of ``kubectl debug``."""
+    hands = [f"chaoskit-hand-processes-{number}" for number in range(len(states))]
+    statuses = [
+        {"name": hand, "state": state}
+        for hand, state in zip(hands, states, strict=True)
+        if state is not None
+    ]
+    return {
+        "metadata": {"name": name, "uid": f"uid of {name}", "labels": labels or {}},
+        "spec": {"ephemeralContainers": [{"name": each} for each in ("debugger-x", *hands)]},
+        "status": {"phase": phase, "ephemeralContainerStatuses": statuses},
+    }
+
+
+@pytest.mark.parametrize(
+    ("states", "phase", "numbers"),
+    [
+        ([ENDED, ENDED], "Running", (2, 0)),
+        ([ENDED, {"running": {}}, {"waiting": {}}, None], "Running", (1, 3)),
+        ([None], "Failed", (1, 0)),
+    ],
+    ids=["ended", "standing", "pod has ended"],
+)
+def test_hands_in_a_pod_are_counted(
+    states: list[dict[str, Any] | None], phase: str, numbers: tuple[int, int]
+) -> None:
+    left = left_hands([pod("llama-0", *states, phase=phase), pod("llama-1")])
+    assert left == [LeftHands("llama-0", "uid of llama-0", *numbers)]
+
+
+def test_lines_tell_what_cannot_be_removed_and_what_ends_by_itself() -> None:
+    ended, standing = describe_hands(LeftHands("llama-0", "u", 1, 2))
+    assert ended.startswith("llama-0: 1 container of hands ended, and cannot be removed")
+    assert standing.startswith("llama-0: 2 containers of hands may run")
+    assert "ends by itself within 10 s" in standing
+
+
+@pytest.fixture
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let leftovers of other runs of this machine alone."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("CHAOSKIT_KUBERNETES_NAMESPACE", "chaos")
+    monkeypatch.delenv("CHAOSKIT_KUBERNETES_CONTEXT", raising=False)
+
+
+@pytest.mark.usefixtures("_own_directory")
+def test_cleanup_lists_hands_and_deletes_pods_that_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [
+        pod("llama-0", ENDED),
+        pod("doctor-over", ENDED, phase="Failed", labels=LABELS),
+        pod("doctor-in-use", labels=LABELS),
+    ]
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
+        return 200, {"items": items} if method == "GET" else {}
+
+    with api_server(tmp_path, answer) as server:
+        monkeypatch.setenv("KUBECONFIG", server.kubeconfig)
+        assert run(["cleanup", "--json"]) == 0
+        in_pods = json.loads(capsys.readouterr().out)["pods"]
+        assert in_pods["hands"] == [
+            {"pod": "llama-0", "uid": "uid of llama-0", "ended": 1, "standing": 0}
+        ]
+        assert (in_pods["removed_pods"], in_pods["problem"]) == (["doctor-over"], "")
+        ((path, body),) = [
+            (path, body) for method, path, body in server.requests if method == "DELETE"
+        ]
+        assert path == f"{PODS}/doctor-over"
+        assert body["preconditions"] == {"uid": "uid of doctor-over"}
+        assert run(["cleanup"]) == 0
+        assert "llama-0: 1 container of hands ended" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_own_directory")
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_cleanup_does_not_fail_because_of_a_cluster(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_refused: bool,
+) -> None:
+    with api_server(tmp_path, lambda *request: refusal(403, "no right")) as server:
+        kubeconfig = server.kubeconfig if is_refused else str(tmp_path / "none")
+        monkeypatch.setenv("KUBECONFIG", kubeconfig)
+        assert run(["cleanup"]) == 0
+        output = capsys.readouterr().out
+    assert "the pods of namespace chaos are not known" in output
+    assert ("no right" in output) is is_refused
