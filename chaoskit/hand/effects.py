@@ -63,10 +63,12 @@ class LastingEffect:
     Attributes:
         kind: the operation that has begun it.
         pid: the process on which it acts; 0 for none.
+        outlives_hand: True if the end of the hand does not end it. The kernel has its time.
     """
 
     kind = ""
     pid = 0
+    outlives_hand = False
 
     def next_act_s(self) -> float:
         """Return the time of ``time.monotonic`` for the next :meth:`act`; infinity for none."""

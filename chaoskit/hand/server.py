@@ -1,7 +1,8 @@
 """The loop of a hand: it reads requests, answers them, and ends effects in time.
 
-All effects end with the program. The program ends at the end of its input and on SIGTERM. It also
-ends if its client does not read its answers, or sends no line for some time.
+Effects end with the program, unless the kernel has their time and they must outlive it. The program
+ends at the end of its input and on SIGTERM. It also ends if its client does not read its answers,
+or sends no line for some time.
 
 -> ``hand/lines.py``: the protocol; ``hand/effects.py``: times to live.
 """
@@ -259,14 +260,16 @@ class HandServer:
             self.end_effect(number, reason)
 
     def _end_all(self, reason: str) -> None:
-        """End all effects. Those that cannot be ended are tried again for some time."""
+        """End all effects that end with the hand. Those that fail are tried again for some time."""
         deadline_s = time.monotonic() + _ENDING_S
-        while self._effects:
-            for number in list(self._effects):
+        while numbers := [
+            number for number, effect in self._effects.items() if not effect.outlives_hand
+        ]:
+            for number in numbers:
                 self._try_to_end(number, reason)
                 if time.monotonic() + _RETRY_S > deadline_s:
                     return
-            if self._effects:
+            if not {*numbers}.isdisjoint(self._effects):
                 time.sleep(_RETRY_S)
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:

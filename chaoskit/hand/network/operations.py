@@ -45,6 +45,8 @@ _CONNECT_WITHIN_S = RequestField(decimal(0.0, 3.0), 1.0)  # no other request is 
 _ADDRESS = RequestField(address)
 _PORT = RequestField(whole(1, 2**16 - 1))
 _RESET_LASTS = RequestField(decimal(0.0, 60.0), _RESET_LASTS_S)
+#: Elements of the sets of addresses that match every packet.
+_ALL = {"v4": ["0.0.0.0/0"], "v6": ["::/0"]}
 _TRIAL_NETWORKS = (ipaddress.ip_network("192.0.2.1"), ipaddress.ip_network("2001:db8::1"))
 
 
@@ -66,6 +68,7 @@ class NetworkRole:
             "cut": HandOperation(cut, self._cut),
             "loss": HandOperation({**cut, "share": SHARE}, self._loss),
             "refuse": HandOperation(cut, self._refuse),
+            "silence": HandOperation({"lasts_s": LASTS_S}, self._silence),
             "reset": HandOperation(
                 {"addresses": ADDRESSES, "by": _MEANS, "lasts_s": _RESET_LASTS}, self._reset
             ),
@@ -118,6 +121,13 @@ class NetworkRole:
         elements = packet_rules.address_elements(values["addresses"])
         script = packet_rules.refusing_table(table, elements, values["directions"], lasts_s)
         return self._begin(number, PacketEffect("refuse", table, script, elements), lasts_s)
+
+    def _silence(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Drop all packets. The pod is to end next: no end of this hand may let it speak again."""
+        table, lasts_s = self._hand.table(number), values["lasts_s"]
+        script = packet_rules.dropping_table(table, _ALL, DIRECTIONS, 1.0, lasts_s)
+        effect = PacketEffect("silence", table, script, _ALL, outlives_hand=True)
+        return self._begin(number, effect, lasts_s)
 
     def _drop(
         self, kind: str, number: int, values: Mapping[str, Any], share: float

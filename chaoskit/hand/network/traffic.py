@@ -25,13 +25,22 @@ class PacketEffect(LastingEffect):
         table: name of the table.
         script: script that makes the table.
         elements: the elements of its sets, which a renewal adds again.
+        outlives_hand: True if the end of the hand leaves the rules to the kernel's time.
 
     Raises:
         Unable: if the kernel or ``nft`` cannot do it.
     """
 
-    def __init__(self, kind: str, table: str, script: str, elements: Elements) -> None:
-        self.kind = kind
+    def __init__(
+        self,
+        kind: str,
+        table: str,
+        script: str,
+        elements: Elements,
+        *,
+        outlives_hand: bool = False,
+    ) -> None:
+        self.kind, self.outlives_hand = kind, outlives_hand
         self._table, self._elements = table, elements
         self._last_signs: dict[str, Any] = {}
         packet_rules.apply(script)

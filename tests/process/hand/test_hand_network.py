@@ -131,6 +131,38 @@ def test_the_end_of_a_hand_removes_its_rules(pair: Pair, end: str) -> None:
         pair.check_open("other")
 
 
+@pytest.mark.parametrize("end", ["end of input", "SIGTERM"])
+def test_a_silence_outlives_its_hand_and_expires_in_the_kernel(pair: Pair, end: str) -> None:
+    near, far = pair.connection()
+    with pair.hand() as client:
+        began_s = time.monotonic()
+        answer = client.do("silence", lasts_s=3.0)
+        assert answer["armed"] is True
+        near.close()  # its end is not heard
+        assert not any(pair.arrives(name) or pair.answers(name) for name in ("far", "other"))
+        assert client.do("counters", effect=answer["effect"])["packets"]["out"]["dropped"] >= 3
+        if end == "SIGTERM":
+            client.process.terminate()
+        else:
+            client.close_input()
+        assert client.wait() == 0
+        assert client.event("ending")["left"] == [answer["effect"]]
+        far.settimeout(max(0.1, began_s + 2.0 - time.monotonic()))
+        with pytest.raises(TimeoutError):
+            far.recv(1)
+        wait_until(pair.arrives, "the end of the silence")
+        assert 2.8 < time.monotonic() - began_s < 9
+
+
+def test_a_silence_can_be_lifted(pair: Pair) -> None:
+    with pair.hand() as client:
+        answer = client.do("silence", lasts_s=600)
+        assert not pair.arrives()
+        client.do("lift", effect=answer["effect"])
+        pair.check_open()
+        assert pair.tables() == ""
+
+
 def test_a_share_of_the_packets_is_lost_and_the_counters_tell_it(pair: Pair) -> None:
     with pair.hand() as client:
         answer = client.do(
