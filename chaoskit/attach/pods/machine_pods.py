@@ -108,7 +108,7 @@ class AttachedMachinePods:
         return [pod for pod in self.on(machine) if pod.lives()]
 
     def plan_loss(self, machine: str) -> None:
-        self._requests.planned_uids.update(pod.uid for _, pod in self._present(machine))
+        """Do nothing: the ends of the job's pods need no reason."""
 
     def expect_back(self, machine: str) -> None:
         """Do nothing: the controller of the job places its pods."""

@@ -29,15 +29,10 @@ class PodRequests:
         api: client of the namespace of the job.
         pods: the pods of the job.
         end_s: seconds within which a killed pod must be over.
-
-    Attributes:
-        planned_uids: identifiers of the pods whose end the run has requested, or of which it
-            breaks the machine. Their ends need no other reason.
     """
 
     def __init__(self, api: KubernetesApi, pods: AttachedPods, *, end_s: float = _END_S) -> None:
         self._api, self._pods, self._end_s = api, pods, end_s
-        self.planned_uids = set[str]()
 
     def running(self, node: str) -> PodState:
         """Return the pod of a node for a fault.
@@ -78,7 +73,7 @@ class PodRequests:
             ProcessLookupError: if the pod is gone, also if another one has its name.
             ApiError: if the server refuses the request or does not answer.
         """
-        with self._ending(pod):
+        with self._by_uid(pod):
             if not self._api.delete("Pod", pod.name, grace_s=grace_s, uid=pod.uid):
                 raise _gone(pod)
 
@@ -93,7 +88,7 @@ class PodRequests:
             ApiError: if the server refuses the request or does not answer. If a
                 PodDisruptionBudget forbids the eviction, ``is_budget_refusal`` is True.
         """
-        with self._ending(pod):
+        with self._by_uid(pod):
             self._api.evict(pod.name, grace_s, uid=pod.uid)
 
     def kill(self, node: str) -> None:
@@ -121,30 +116,16 @@ class PodRequests:
             time.sleep(_LOOK_S)
 
     @contextlib.contextmanager
-    def _ending(self, pod: PodState) -> Iterator[None]:
-        """Mark a pod as ending by plan during a request, and unless that is refused.
-
-        Raises ProcessLookupError for the refusal of a request whose UID is that of a former pod.
-        """
-        is_new = pod.uid not in self.planned_uids
-        self.planned_uids.add(pod.uid)
-        has_no_effect = False
+    def _by_uid(self, pod: PodState) -> Iterator[None]:
+        """Raise ProcessLookupError for the refusal of a request whose UID is that of a former pod."""
         try:
             yield
-        except ProcessLookupError:
-            has_no_effect = True
-            raise
         except ApiError as error:
-            # after other errors the server may have ended it
-            has_no_effect = error.is_refusal or error.is_budget_refusal
             if error.status == HTTPStatus.NOT_FOUND:
                 raise _gone(pod) from None
             if error.status == HTTPStatus.CONFLICT:
                 self.present(pod)  # raises if the UID is the reason
             raise
-        finally:
-            if has_no_effect and is_new:
-                self.planned_uids.discard(pod.uid)
 
 
 def _gone(pod: PodState) -> ProcessLookupError:

@@ -49,8 +49,6 @@ class Preemptions:
     def begin(self, pod: PodState, container: str, priority_class: str) -> Applied:
         """Create a pod that makes the scheduler preempt another one, and return the handle.
 
-        The end of the other pod is planned from then on, even if the request fails.
-
         Args:
             pod: the pod to be preempted.
             container: name of its container that trains. Its image is used.
@@ -71,7 +69,6 @@ class Preemptions:
         )
         if reason:
             raise HarnessError(f"the pod {pod.name} is not preempted: {reason}")
-        self._requests.planned_uids.add(pod.uid)
         preemptor = make_own_pod(self._api, manifest, self._undo)
         return _PreemptedPod(self._api, self._pods, pod, preemptor)
 
