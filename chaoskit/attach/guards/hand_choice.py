@@ -73,11 +73,11 @@ _REMEDIES: dict[type[Action], str] = {
 }
 _ALTERNATIVES = "use a fault such as Kill, Hang, KillNode, Cut or DeletePod"
 _NO_PREEMPT = (
-    "use DeletePod(grace_s=...): the first process of a container may ignore signals of a hand"
+    "use DeletePod(grace_s=...), whose notice comes from the kubelet, or PreemptPod: "
+    "the first process of a container may ignore signals of a hand"
 )
-_NO_LOSS = (
-    "use DeletePod, or LoseMachine for a power cut: no hand can silence a pod that it deletes"
-)
+#: Actions by which a node that is lost in silence ends, besides the silence itself.
+_LOSS: frozenset[type[Action]] = frozenset({ContainerCrash, PodDeletion})
 
 
 def hand_of(fault: Fault) -> frozenset[FaultHand]:
@@ -103,10 +103,16 @@ def hand_of(fault: Fault) -> frozenset[FaultHand]:
         raise BadInput("faults", str(fault), f"{_ALTERNATIVES}, {remedy}")
     if isinstance(fault, Preempt):
         raise BadInput("faults", str(fault), _NO_PREEMPT)
-    hands = frozenset(_HANDS[action] for action in fault.needs)
-    if fault.ends_node and hands == {NETWORK}:
-        raise BadInput("faults", str(fault), _NO_LOSS)
-    return hands or frozenset({PROCESSES})
+    return frozenset(_HANDS[action] for action in actions_of(fault)) or frozenset({PROCESSES})
+
+
+def actions_of(fault: Fault) -> frozenset[type[Action]]:
+    """Return the kinds of actions by which a fault acts.
+
+    A node whose network is all that a fault needs to end it is lost in silence.
+    """
+    is_loss = fault.ends_node and fault.needs == (Block,)
+    return frozenset(fault.needs) | (_LOSS if is_loss else frozenset())
 
 
 def strikes_machine(fault: Fault) -> bool:

@@ -28,7 +28,7 @@ class PodRequests:
     Args:
         api: client of the namespace of the job.
         pods: the pods of the job.
-        end_s: seconds within which a killed pod must be over.
+        end_s: seconds within which a deleted pod must be over.
     """
 
     def __init__(self, api: KubernetesApi, pods: AttachedPods, *, end_s: float = _END_S) -> None:
@@ -91,27 +91,18 @@ class PodRequests:
         with self._by_uid(pod):
             self._api.evict(pod.name, grace_s, uid=pod.uid)
 
-    def kill(self, node: str) -> None:
-        """Delete the pod of a node with no grace, and wait until it is over.
-
-        Nothing is done if no pod holds the place. A successor is left alone.
+    def await_over(self, pod: PodState) -> None:
+        """Wait until a deleted pod is over.
 
         Raises:
-            HarnessError: if the API server refuses that or does not answer, or the pod does not end
-                in time.
+            HarnessError: if the API server does not show its end in time.
         """
-        try:
-            pod = self._pods.pod(node)
-        except ProcessLookupError:
-            return
-        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
-            self.delete(pod, 0)
         until_s = time.monotonic() + self._end_s
         while not self._pods.is_pod_over(pod.uid):
             if time.monotonic() > until_s:
                 raise HarnessError(
-                    f"the pod {pod.name} of {node} was deleted, but the API server has not shown "
-                    f"its end after {self._end_s:g} s"
+                    f"the pod {pod.name} was deleted, but the API server has not shown its end "
+                    f"after {self._end_s:g} s"
                 )
             time.sleep(_LOOK_S)
 

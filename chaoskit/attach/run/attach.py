@@ -18,6 +18,7 @@ from chaoskit.attach.guards.abort_conditions import parse_conditions
 from chaoskit.attach.guards.abort_watch import AbortWatch
 from chaoskit.attach.guards.guard_rails import GuardRails, check_guard_rails
 from chaoskit.attach.guards.guarded_job import guarded_job, owner_labels
+from chaoskit.attach.guards.hand_choice import actions_of
 from chaoskit.attach.hands.hand_container import HandImage
 from chaoskit.attach.hands.image_file import read_hand_image
 from chaoskit.attach.jobs.find import FoundJob, find_job
@@ -138,7 +139,7 @@ def attach(
 
 def _actions(faults: Sequence[Fault]) -> frozenset[type[Action]]:
     """Return the kinds of actions that faults apply."""
-    return frozenset(action for fault in faults for action in fault.needs)
+    return frozenset(action for fault in faults for action in actions_of(fault))
 
 
 def _require_cluster(

@@ -16,6 +16,7 @@ from chaoskit.attach.guards.hand_choice import MACHINE_WIDE
 from chaoskit.attach.jobs.job_state import COMPLETE
 from chaoskit.attach.jobs.watch import JobWatch
 from chaoskit.attach.logs.files import FOLDER
+from chaoskit.attach.pods.silent_loss import SilentLosses
 from chaoskit.attach.run.logs import AttachedLogs
 from chaoskit.attach.run.node import AttachedNode
 from chaoskit.errors import HarnessError
@@ -53,7 +54,7 @@ class AttachedCluster(WithoutCoordinator):
         watch: the places of the job.
         logs: the logs, in the files of :meth:`log`.
         backends: the backends of actions.
-        lose_pod: deletes the pod of a node by force, and waits until it is over.
+        losses: ends pods in silence.
         run_directory: the directory of the run.
         guards: what may end the run, or keep a fault from a node.
     """
@@ -67,14 +68,14 @@ class AttachedCluster(WithoutCoordinator):
         watch: JobWatch,
         logs: AttachedLogs,
         backends: Sequence[Backend],
-        lose_pod: Callable[[str], None],
+        losses: SilentLosses,
         run_directory: Path,
         guards: RunGuards,
     ) -> None:
         self.nodes = tuple(nodes)
         self._nodes = nodes
         self._watch, self._logs, self._backends = watch, logs, backends
-        self._lose_pod, self._guards = lose_pod, guards
+        self._losses, self._guards = losses, guards
         self._struck = set[str]()  # nodes that faults have struck
         self._has_seen_job = False
         self.run_directory = run_directory
@@ -186,11 +187,7 @@ class AttachedCluster(WithoutCoordinator):
         raise HarnessError(f"{type(action).__name__} is not supported in a job that runs already")
 
     def lose(self, node: str) -> None:
-        """Delete the pod of a node by force, and wait until it is over.
-
-        Raises HarnessError if it is not over in time.
-        """
-        self._lose_pod(node)
+        self._losses.lose(node)
 
     def together(self, node: str) -> tuple[str, ...]:
         pod = self._nodes[node].pod
@@ -200,7 +197,7 @@ class AttachedCluster(WithoutCoordinator):
         return tuple(name for name, other in others if other is not None and other.node == pod.node)
 
     def dropped(self, node: str) -> int:
-        return 0
+        return self._losses.dropped(node)
 
     async def replace(self, node: str) -> None:
         _no_replacement(node)

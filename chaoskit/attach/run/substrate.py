@@ -26,6 +26,7 @@ from chaoskit.attach.pods.machine_pods import (
 from chaoskit.attach.pods.pod_backend import AttachedPodBackend
 from chaoskit.attach.pods.pod_requests import PodRequests
 from chaoskit.attach.pods.preemption import Preemptions
+from chaoskit.attach.pods.silent_loss import SilentLosses
 from chaoskit.attach.run.cluster import AttachedCluster, RunGuards
 from chaoskit.attach.run.logs import AttachedLogs
 from chaoskit.attach.run.node import AttachedNode, RunParts
@@ -173,7 +174,7 @@ class AttachedSubstrate:
             self._watch,
             AttachedLogs(self._api, run_directory),
             self._backends(pods, requests),
-            requests.kill,
+            SilentLosses(pods, requests, lambda node: self._nodes[node].hand(NETWORK)),
             run_directory,
             self._guards,
         )

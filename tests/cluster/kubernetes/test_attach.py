@@ -29,7 +29,7 @@ from chaoskit.attach.hands.hand_container import HandImage
 from chaoskit.attach.run.attach import AttachLimits, attach
 from chaoskit.errors import BadInput
 from chaoskit.experiment.directory import judge_directory
-from chaoskit.faults import Cut, DeletePod, Hang, Kill, KillContainer, Straggle
+from chaoskit.faults import Cut, DeletePod, Hang, Kill, KillContainer, LoseNode, Straggle
 from chaoskit.faults.base import Fault
 from chaoskit.journal import Record, read_events
 from chaoskit.report.store import write_outcome
@@ -157,6 +157,16 @@ def test_a_deleted_pod_has_a_successor_in_its_place(stateful: TrainingJob, tmp_p
     lives = [life for life in records(outcome, Event.LIFE_OBSERVED) if life.source == ended.source]
     assert [life["uid"] == ended["uid"] for life in lives] == [True, False]
     assert ended["cause"] == f"the pod {lives[0]['pod']} was deleted"
+
+
+@pytest.mark.slow
+def test_a_node_is_lost_in_silence(stateful: TrainingJob, tmp_path: Path) -> None:
+    outcome = broken(stateful, tmp_path, LoseNode(rank=2, after_s=1.0))
+    assert_recovered(outcome, stateful)
+    (ended,) = records(outcome, Event.LIFE_ENDED)
+    assert ended["cause"].startswith("the pod llama-")
+    (evidence,) = records(outcome, Event.EVIDENCE)
+    assert "packets from and to it were dropped" in str(evidence)
 
 
 @pytest.mark.slow

@@ -210,15 +210,6 @@ def test_a_container_is_crashed_and_its_pod_lives_on(
         )
 
 
-def test_a_lost_node_is_over_by_its_uid(api: KubernetesApi, watched: WatchedPods) -> None:
-    before = watched.pod(NODE)
-    requests = PodRequests(api, watched)
-    requests.kill(NODE)
-    assert watched.is_pod_over(before.uid)
-    assert not runs(before)
-    successor(watched, before)
-
-
 @contextlib.contextmanager
 def user_with(directory: Path, granted: tuple[rights.Right, ...]) -> Iterator[KubernetesApi]:
     """Yield the client of a user that has only these rights in the namespace."""

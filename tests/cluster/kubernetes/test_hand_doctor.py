@@ -97,6 +97,7 @@ def test_hands_that_work(capsys: pytest.CaptureFixture[str], image: Path) -> Non
     assert [pod["spec"].get("ephemeralContainers") for pod in job_pods()] == [None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["restricted", "baseline"])
 def test_pod_security_refuses_a_hand_on_the_network(
     capsys: pytest.CaptureFixture[str], image: Path, level: PodSecurity

@@ -340,32 +340,15 @@ def test_a_container_that_does_not_run_is_not_crashed(
 # -- lost nodes ------------------------------------------------------------------------------------
 
 
-def test_a_lost_node_has_a_pod_that_is_over(cluster: Cluster) -> None:
-    cluster.job.over.add("u1")
-    cluster.requests().kill("llama-1")
-    ((_, body),) = cluster.made("DELETE")
-    assert body["gracePeriodSeconds"] == 0
-    assert body["preconditions"] == {"uid": "u1"}
-
-
-def test_a_pod_that_does_not_end_is_an_error(cluster: Cluster) -> None:
+def test_the_end_of_a_deleted_pod_is_awaited_by_its_uid(cluster: Cluster) -> None:
+    pod = cluster.job.states["llama-1"]
     with pytest.raises(HarnessError, match=r"llama-1 was deleted, but .* after 0.05 s"):
-        cluster.requests(end_s=0.05).kill("llama-1")
-
-
-def test_a_place_without_a_pod_is_lost_already(cluster: Cluster) -> None:
-    cluster.requests().kill("llama-2")
-    assert cluster.server.requests == []
-
-
-def test_a_successor_is_not_killed_with_a_lost_node(cluster: Cluster) -> None:
-    """The end of the former pod is awaited by its UID."""
-    cluster.answers["DELETE", f"{PODS}/llama-1"] = refusal(409, "another UID")
-    cluster.pod = pod_object("u2")
+        cluster.requests(end_s=0.05).await_over(pod)
+    cluster.job.over.add("u2")
     with pytest.raises(HarnessError, match="has not shown its end"):
-        cluster.requests(end_s=0.05).kill("llama-1")
+        cluster.requests(end_s=0.05).await_over(pod)
     cluster.job.over.add("u1")
-    cluster.requests().kill("llama-1")
+    cluster.requests().await_over(pod)
 
 
 # -- the silence of a machine ----------------------------------------------------------------------

@@ -14,6 +14,7 @@ from chaoskit.attach.guards.hand_choice import (
     API,
     FAULT_HANDS,
     MACHINE,
+    actions_of,
     hand_of,
     strikes_machine,
 )
@@ -29,6 +30,8 @@ from chaoskit.faults import (
     LoseNode,
 )
 from chaoskit.substrate.core.actions import Action
+from chaoskit.substrate.core.traffic import Block
+from chaoskit.substrate.kubernetes.pods.actions import ContainerCrash, PodDeletion
 
 PAGE = Path(__file__).parents[3] / "docs" / "attach.md"
 _NAME = re.compile(r'`(\w+)(?:\(how="(\w+)"\))?`')
@@ -88,8 +91,10 @@ def test_the_page_has_the_hands_of_each_form_of_each_fault() -> None:
 def test_facts_of_the_classes_decide() -> None:
     assert hand_of(Kill(rank=1, at_step=2)) == {"processes"}
     assert hand_of(Cut(rank=1, at_step=2)) == {"network"}
-    with pytest.raises(BadInput, match="use DeletePod"):
-        hand_of(LoseNode(rank=1, at_step=2))
+    lost = LoseNode(rank=1, at_step=2)
+    assert hand_of(lost) == {API, "network", "processes"}
+    assert actions_of(lost) == {Block, ContainerCrash, PodDeletion}
+    assert actions_of(Cut(rank=1, at_step=2)) == {Block}
     assert hand_of(DeletePod(rank=1, at_step=2)) == {API}
     assert hand_of(LoseMachine(rank=1, at_step=2)) == {MACHINE}
     assert strikes_machine(LoseMachine(rank=1, at_step=2))

@@ -134,7 +134,7 @@ HAND_RIGHTS = (
 )
 _OTHER_POD = Right("pods", ("get",), "the proof that a pod of the same name is another one")
 #: Further rights of such a user for faults that delete pods.
-DELETE_RIGHTS = (Right("pods", ("delete",), "the fault DeletePod"), _OTHER_POD)
+DELETE_RIGHTS = (Right("pods", ("delete",), "the faults DeletePod and LoseNode"), _OTHER_POD)
 #: Further rights of such a user for faults that evict pods.
 EVICT_RIGHTS = (
     Right("pods/eviction", ("create",), "the faults EvictPod and DrainMachine"),
