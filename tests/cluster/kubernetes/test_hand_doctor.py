@@ -64,8 +64,7 @@ def job() -> Iterator[None]:
 
 
 def job_pods() -> list[dict[str, Any]]:
-    found = list(pods.pods("app=hands-doctor").values())
-    return found or [{}]
+    return list(pods.pods("app=hands-doctor").values()) or [{}]
 
 
 def is_running(pod: dict[str, Any]) -> bool:
@@ -82,18 +81,18 @@ def findings(
     """Run the doctor, and return its finding about each hand."""
     arguments = ["cluster", "doctor", "--attach", reference, "--hand-image", str(image)]
     assert run([*arguments, "--json"]) == status
-    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["hands"]
+    records = json.loads(capsys.readouterr().out)["hands"]
     wait_until(lambda: not throwaway_pods(), "the end of the throw-away pod")
-    return {finding["hand"]: finding for finding in found}
+    return {finding["hand"]: finding for finding in records}
 
 
 @pytest.mark.usefixtures("job")
 def test_hands_that_work(capsys: pytest.CaptureFixture[str], image: Path) -> None:
-    found = findings(capsys, image, REFERENCE, 0)
-    assert found["processes"]["works"], found
-    assert "pid 1 stood still, and went on" in found["processes"]["text"]
-    assert found["network"]["works"], found
-    assert "a rule dropped" in found["network"]["text"]
+    by_hand = findings(capsys, image, REFERENCE, 0)
+    assert by_hand["processes"]["works"], by_hand
+    assert "pid 1 stood still, and went on" in by_hand["processes"]["text"]
+    assert by_hand["network"]["works"], by_hand
+    assert "a rule dropped" in by_hand["network"]["text"]
     assert [pod["spec"].get("ephemeralContainers") for pod in job_pods()] == [None]
 
 
@@ -103,11 +102,11 @@ def test_pod_security_refuses_a_hand_on_the_network(
     capsys: pytest.CaptureFixture[str], image: Path, level: PodSecurity
 ) -> None:
     with training("statefulset", pod_security=level, nodes=1) as job:
-        found = findings(capsys, image, job.reference, 1)
-    assert found["processes"]["works"], found
-    assert not found["network"]["works"]
-    assert "violates PodSecurity" in found["network"]["text"]
-    assert "enforce=privileged" in found["network"]["remedy"]
+        by_hand = findings(capsys, image, job.reference, 1)
+    assert by_hand["processes"]["works"], by_hand
+    assert not by_hand["network"]["works"]
+    assert "violates PodSecurity" in by_hand["network"]["text"]
+    assert "enforce=privileged" in by_hand["network"]["remedy"]
 
 
 @pytest.mark.usefixtures("job")
@@ -117,10 +116,10 @@ def test_a_throwaway_pod_that_is_refused(capsys: pytest.CaptureFixture[str], ima
     label = "pod-security.kubernetes.io/enforce"
     pods.ask("PATCH", path, {"metadata": {"labels": {label: "baseline"}}})
     try:
-        found = findings(capsys, image, REFERENCE, 1)
+        by_hand = findings(capsys, image, REFERENCE, 1)
     finally:
         pods.ask("PATCH", path, {"metadata": {"labels": {label: None}}})
-    for finding in found.values():
+    for finding in by_hand.values():
         assert "the throw-away pod is refused" in finding["text"]
         assert "violates PodSecurity" in finding["text"]
         assert "level of the namespace" in finding["remedy"]
@@ -128,8 +127,8 @@ def test_a_throwaway_pod_that_is_refused(capsys: pytest.CaptureFixture[str], ima
 
 @pytest.mark.usefixtures("job")
 def test_an_image_that_cannot_be_pulled(capsys: pytest.CaptureFixture[str]) -> None:
-    found = findings(capsys, "local.test/no-such-hand:1", REFERENCE, 1)
-    for finding in found.values():
+    by_hand = findings(capsys, "local.test/no-such-hand:1", REFERENCE, 1)
+    for finding in by_hand.values():
         assert "its image cannot be pulled" in finding["text"]
         assert "--hand-image" in finding["remedy"]
 
@@ -137,7 +136,7 @@ def test_an_image_that_cannot_be_pulled(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.usefixtures("job")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_doctor_that_is_ended_leaves_no_pod(signum: signal.Signals) -> None:
-    """It waits for an image that cannot be pulled when the signal comes."""
+    """The signal comes while it waits for an image that cannot be pulled."""
     command = [sys.executable, "-m", "chaoskit", "cluster", "doctor", "--attach", REFERENCE]
     command += ["--hand-image", "local.test/no-such-hand:1"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as doctor:
