@@ -134,7 +134,9 @@ def test_an_image_that_cannot_be_pulled(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.usefixtures("job")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda signum: signum.name
+)
 def test_a_doctor_that_is_ended_leaves_no_pod(signum: signal.Signals) -> None:
     """The signal comes while it waits for an image that cannot be pulled."""
     command = [sys.executable, "-m", "chaoskit", "cluster", "doctor", "--attach", REFERENCE]
