@@ -534,7 +534,7 @@ ALL_ACTIONS: tuple[type[Action], ...] = (
 @pytest.mark.parametrize(
     ("action", "missing"),
     [
-        (PodDeletion, "delete pods (the fault DeletePod)"),
+        (PodDeletion, "delete pods (the faults DeletePod and LoseNode)"),
         (PodEviction, "create pods/eviction (the faults EvictPod and DrainMachine)"),
         (PodPreemption, "list events (the proof that the scheduler preempted a pod)"),
         (ContainerCrash, "create pods/attach"),
