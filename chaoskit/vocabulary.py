@@ -146,7 +146,7 @@ class Event(StrEnum):
         "started"  # unix_ns: the same moment on the wall clock; pid, ticks of the launcher; name, steps, nodes, spares
         # of a command: names of its nodes by number, twin: run id of the unbroken run that it is compared with, or ""
     )
-    LOGGED = "logged"  # a line in a command's log: node, step, loss (its text); step or loss may be missing
+    LOGGED = "logged"  # a line in a command's log: node, step and loss (its text) if shown, late_ns until it was read
     # the log of a container is followed, and written to log/FILE.log: file, pod, uid, container
     LOG_FOLLOWED = "log_followed"
     # a life of that container: file, life: its number, container_id, line: how many lines of the file precede it

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 _CHUNK_BYTES = 1 << 20
 _LINE_BYTES_MAX = 1 << 16
@@ -104,3 +107,37 @@ class LogFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+class ArrivedPart(NamedTuple):
+    """A part of a log, which arrived at ``t_ns`` on the monotonic clock."""
+
+    data: bytes
+    t_ns: int
+
+
+class ArrivingLog(Protocol):
+    """A log that grows, and knows when its parts arrived."""
+
+    def read(self) -> Sequence[ArrivedPart]:
+        """Return the parts since the last call, in their order; empty if there are none.
+
+        The size of an answer is limited.
+        """
+
+    def close(self) -> None:
+        """End the reading."""
+
+
+class ArrivingFile:
+    """The log in a file. A part counts as arrived when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = LogFile(path)
+
+    def read(self) -> Sequence[ArrivedPart]:
+        data = self._file.read()
+        return [ArrivedPart(data, time.monotonic_ns())] if data else []
+
+    def close(self) -> None:
+        self._file.close()

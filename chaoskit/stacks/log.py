@@ -14,17 +14,25 @@ from chaoskit.stacks.patterns import LogPatterns
 
 @dataclass(frozen=True, slots=True)
 class CommandLogLine:
-    """A line that shows a step, a loss, or both, read at ``t_ns`` on the monotonic clock.
+    """A line that shows a step, a loss, or both.
 
     Attributes:
+        t_ns: the time at which it arrived, on the monotonic clock.
         step: None if the line shows none.
         loss: the loss as it was printed; None if the line shows none.
+        late_ns: the time from its arrival until the harness read it.
     """
 
     t_ns: int
     node: str
     step: int | None
     loss: str | None
+    late_ns: int = 0
+
+    @property
+    def read_ns(self) -> int:
+        """The time at which the harness read it."""
+        return self.t_ns + self.late_ns
 
 
 class LogReader:
@@ -40,7 +48,7 @@ class LogReader:
         drawn: the number of lines with a step that were overwritten by the next line, as by a
             progress bar.
         highest: the highest step; None before the first.
-        first_ns, last_ns: the time at which the first and the last line with a step were read; None
+        first_ns, last_ns: the time at which the first and the last line with a step arrived; None
             before the first.
     """
 
@@ -56,7 +64,11 @@ class LogReader:
         self.last_ns: int | None = None
 
     def feed(self, node: str, data: bytes, t_ns: int) -> list[CommandLogLine]:
-        """Read output of a node, update the counts, and return its lines with a step or a loss."""
+        """Read output of a node, update the counts, and return its lines with a step or a loss.
+
+        Args:
+            t_ns: the time at which the output arrived.
+        """
         if self._last_is_drawn.pop(node, False) and data.startswith(b"\n"):
             self.drawn -= 1  # the carriage return was half of a line end
         lines: list[CommandLogLine] = []
@@ -88,7 +100,7 @@ class LogReader:
             self.steps += 1
             self.unread_last = 0
             self.first_ns = self.first_ns or t_ns
-            self.last_ns = t_ns
+            self.last_ns = max(self.last_ns or 0, t_ns)  # logs of several nodes are read in turn
             self.highest = shown.step if self.highest is None else max(self.highest, shown.step)
         return (
             None

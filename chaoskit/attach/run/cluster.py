@@ -22,6 +22,7 @@ from chaoskit.attach.run.node import AttachedNode
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.run.command_run import NODE_ROLES
 from chaoskit.journal import Journal
+from chaoskit.rules.log_file import ArrivingLog
 from chaoskit.substrate.cluster.without_coordinator import WithoutCoordinator
 from chaoskit.substrate.core.actions import Action, Applied, Backend
 from chaoskit.substrate.core.command_environment import CommandEnvironment
@@ -151,6 +152,9 @@ class AttachedCluster(WithoutCoordinator):
 
     def log(self, node: str) -> Path:
         return self.run_directory / FOLDER / f"{node}.log"
+
+    def open_log(self, node: str) -> ArrivingLog:
+        return self._logs.arriving(node)
 
     def why_aborted(self) -> str:
         """Return why the run must end: the user wants it, or the job is not watched any more."""

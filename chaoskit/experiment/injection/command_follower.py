@@ -25,7 +25,7 @@ from chaoskit.experiment.plan.command_plan import CommandExperiment, moment
 from chaoskit.faults.target import ProcessExit, Target
 from chaoskit.journal import Journal, JournalTail, read_events
 from chaoskit.process.linux import DirectoryWatch, describe_status
-from chaoskit.rules.log_file import LogFile
+from chaoskit.rules.log_file import ArrivedPart
 from chaoskit.stacks.log import LogReader
 from chaoskit.stacks.ranks import Seat, seats, seats_by_node
 from chaoskit.substrate.core.base import CommandCluster
@@ -109,7 +109,7 @@ class CommandFollower:
             JobObservation(experiment.running_job.observe_s) if experiment.running_job else None
         )
         self._stalled_s = experiment.stalled_s
-        self._logs = {node: LogFile(cluster.log(node)) for node in cluster.nodes}
+        self._logs = {node: cluster.open_log(node) for node in cluster.nodes}
         self.reader = LogReader(experiment.watch)
         self._rules = CommandLogs(experiment.rules, cluster.nodes, journal, time.monotonic())
         self.exits: dict[str, ProcessExit] = {}
@@ -155,7 +155,7 @@ class CommandFollower:
         with self._cluster.heard(), contextlib.ExitStack() as cleanups:
             watched = {
                 self._directory / "journal",
-                *(log.path.parent for log in self._logs.values()),
+                *(self._cluster.log(node).parent for node in self._cluster.nodes),
             }
             for directory in watched:
                 # the watch needs it before the first node creates it
@@ -334,19 +334,26 @@ class CommandFollower:
         Endless output must not keep the follower from its deadline.
         """
         for node, log in self._logs.items():
-            while data := log.read():
-                self._rules.feed(node, data, time.monotonic(), self.reader.highest)
-                for line in self.reader.feed(node, data, time.monotonic_ns()):
-                    self._newest_loss = self._newest_loss if line.loss is None else float(line.loss)
-                    if line.step is not None:
-                        self._note_step(line.step, line.t_ns)
-                    self._journal.write(
-                        Event.LOGGED, t_ns=line.t_ns, node=node, step=line.step, loss=line.loss
-                    )
+            while parts := log.read():
+                for part in parts:
+                    self._read_part(node, part)
                 if not to_the_end:
                     break
         running = [node for node in self._cluster.nodes if node not in self.exits]
         self._rules.tick(running, time.monotonic(), self.reader.highest)
+
+    def _read_part(self, node: str, part: ArrivedPart) -> None:
+        """Record the lines of a part of a log that show a step or a loss, and apply the rules."""
+        self._rules.feed(node, part.data, time.monotonic(), self.reader.highest)
+        read_ns = time.monotonic_ns()
+        for line in self.reader.feed(node, part.data, part.t_ns):
+            self._newest_loss = self._newest_loss if line.loss is None else float(line.loss)
+            if line.step is not None:
+                self._note_step(line.step, line.t_ns)
+            line_fields: dict[str, Any] = {"node": node, "step": line.step, "loss": line.loss}
+            if self._observation is not None:  # else a part counts as arrived when it is read
+                line_fields["late_ns"] = max(0, read_ns - line.t_ns)
+            self._journal.write(Event.LOGGED, t_ns=line.t_ns, **line_fields)
 
     def _note_step(self, step: int, t_ns: int) -> None:
         """Note a step of a running job.

@@ -180,7 +180,7 @@ def _moment_mismatches(
 ) -> Iterator[str]:
     """Yield, in words, each difference between the planned moment and the log at the strike."""
     fault, lines = injection.fault, [line for line in run.lines if line.step is not None]
-    lines_before = [line for line in lines if line.t_ns <= target.injected_ns]
+    lines_before = [line for line in lines if line.read_ns <= target.injected_ns]
     log_step = max((line.step for line in lines_before if line.step is not None), default=-1)
     if log_step != target.step:
         yield f"the log had shown {_step_text(log_step)} when it struck, but the harness recorded {_step_text(target.step)}"
@@ -247,7 +247,7 @@ def _is_late(
     ]
     is_alone = len(processes_there) == 1 and processes_there[0].is_process(target)
     return is_alone and any(
-        line.node == due_line.node and line.t_ns > due_line.t_ns for line in lines_before
+        line.node == due_line.node and line.read_ns > due_line.read_ns for line in lines_before
     )
 
 

@@ -160,9 +160,15 @@ class CommandRun:
 
     @cached_property
     def lines(self) -> list[CommandLogLine]:
-        """The log lines with a step or a loss, in the order in which the harness read them."""
+        """The log lines with a step or a loss, in the order in which they arrived."""
         return [
-            CommandLogLine(record.t_ns, record["node"], record["step"], record["loss"])
+            CommandLogLine(
+                record.t_ns,
+                record["node"],
+                record["step"],
+                record["loss"],
+                record.get("late_ns", 0),
+            )
             for record in self.records
             if record.event == Event.LOGGED
         ]

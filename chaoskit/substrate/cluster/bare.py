@@ -14,6 +14,7 @@ from typing import Protocol
 
 from chaoskit.config import disk_directory
 from chaoskit.errors import NodeUnreachable
+from chaoskit.rules.log_file import ArrivingFile, ArrivingLog
 from chaoskit.substrate.cluster.command_runner import LOOK, CommandSpec
 from chaoskit.substrate.cluster.network import Network
 from chaoskit.substrate.cluster.nodes import BaseCluster
@@ -144,6 +145,9 @@ class BareCluster(WithoutCoordinator, BaseCluster):
     def log(self, node: str) -> Path:
         """Return the path of the log file with the output of the command of ``node``."""
         return self.run_directory / "log" / f"{node}.log"
+
+    def open_log(self, node: str) -> ArrivingLog:
+        return ArrivingFile(self.log(node))
 
     def node(self, node: str) -> list[Process]:
         """Return the live processes of a node, the command first, without its command runner.

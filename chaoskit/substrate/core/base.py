@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from chaoskit.config import RunConfig
+from chaoskit.rules.log_file import ArrivingLog
 from chaoskit.substrate.core.actions import Action, Applied
 from chaoskit.substrate.core.command_environment import CommandEnvironment
 from chaoskit.substrate.core.demand import RunDemand
@@ -230,6 +231,9 @@ class CommandCluster(Cluster, Protocol):
 
     def log(self, node: str) -> Path:
         """Return the path of the file that holds the output of the node's command."""
+
+    def open_log(self, node: str) -> ArrivingLog:
+        """Return the same output from its beginning, for one reader."""
 
     def look_for_ranks(self, node: str) -> None:
         """Make ``node`` write to its journal now which of its processes have ranks.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chaoskit.experiment.judge.command_audit import audit
 from chaoskit.experiment.plan.command_plan import CommandExperiment, RunningJob
 from chaoskit.experiment.run.command_run import CommandRun, load_command_run
 from chaoskit.experiment.run.running_job import (
@@ -183,3 +185,19 @@ def test_steps_before_the_evidence_are_not_new(run_of: Callable[..., CommandRun]
 
 def test_faults_take_no_place_for_good(run_of: Callable[..., CommandRun]) -> None:
     assert taken_nodes(run_of(RunEnd.OBSERVED, 20, *STEPS)) == set()
+
+
+@pytest.mark.parametrize(("late_s", "verdicts"), [(0.4, []), (0.0, [Verdict.ERROR])])
+def test_a_step_that_was_read_after_the_strike_was_not_known_then(
+    run_of: Callable[..., CommandRun], late_s: float, verdicts: list[Verdict]
+) -> None:
+    """Step 3 arrived before the strike; the harness has recorded step 2."""
+    at_s, event, fields = step(2.8, 3)
+    late_step = (at_s, event, {**fields, "late_ns": int(late_s * S)})
+    rank = {"rank": 1, "pid": 9, "ticks": 5, "variable": "RANK"}
+    ranks = [(0, Event.RANK_FOUND, rank), (3.1, Event.RANK_GONE, rank)]
+    ranks.append((3.4, Event.RANK_FOUND, {**rank, "pid": 10, "ticks": 6}))
+    at_step_2 = replace(EXPERIMENT, faults=(Kill(rank=1, at_step=2),))
+    run = run_of(RunEnd.OBSERVED, 20, step(2, 2), late_step, struck(3), step(5, 4), node1=ranks)
+    checks = audit(replace(run, experiment=at_step_2), is_whole=True)
+    assert [check.verdict for check in checks] == verdicts, checks
