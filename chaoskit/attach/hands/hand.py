@@ -18,6 +18,10 @@ from chaoskit.errors import HarnessError, NodeUnreachable
 
 #: Seconds in which a hand answers. It answers within milliseconds, and the API server is between.
 ANSWER_S = 10.0
+#: Seconds in which a hand answers a question. The event loop of a run waits for it.
+QUERY_S = 1.0
+#: Seconds in which a hand carries out an act. The kill of a large process takes half a second.
+ACT_S = 3.0
 #: Interval of pings. A hand ends after 10 s without a line of its client.
 PING_S = 3.0
 
@@ -88,6 +92,7 @@ class Hand:
         self._answers: dict[int, Mapping[str, Any]] = {}
         self._killing = set[int]()  # requests to kill pid 1 that are carried out now
         self._end_reason = ""
+        self._is_silent = False  # since a request had no answer in time, no line has arrived
         self._reader = threading.Thread(target=self._read, name="ck-hand", daemon=True)
         self._reader.start()
 
@@ -112,6 +117,19 @@ class Hand:
             HandRefused: if the hand refused the request as bad input.
         """
         return self.post(operation, **fields)(limit_s)
+
+    def query(self, operation: str, **fields: Any) -> dict[str, Any]:
+        """Ask a question, which changes nothing, and return the answer.
+
+        A silent hand costs one wait of ``QUERY_S``. From then on questions fail at once, until a
+        line arrives: that is the answer to a ping at the latest.
+
+        Raises:
+            HandUnable, NodeUnreachable, HandRefused: as for :meth:`ask`.
+        """
+        if self._is_silent:
+            raise NodeUnreachable(f"{self.name}: it has not answered for {QUERY_S:g} s")
+        return self.ask(operation, limit_s=QUERY_S, **fields)
 
     def post(self, operation: str, **fields: Any) -> Answer:
         """Send a request, and return a function that waits for its answer. Call that once.
@@ -191,7 +209,9 @@ class Hand:
         try:
             with self._changed:
                 self._changed.wait_for(lambda: number in self._answers or self._end_reason, limit_s)
-                return self._answers.pop(number, None)
+                line = self._answers.pop(number, None)
+                self._is_silent = self._is_silent or line is None
+                return line
         finally:
             self._awaited.discard(number)
 
@@ -249,6 +269,7 @@ class Hand:
         if not isinstance(record, dict):
             return
         with self._changed:
+            self._is_silent = False
             if (number := record.get("number")) in self._awaited:
                 self._answers[number] = record
             elif record.get("event") == "killing":

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from chaoskit.attach.hands.hand import Hand, HandRefused
+from chaoskit.attach.hands.hand import ACT_S, Hand, HandRefused
 from chaoskit.attach.hands.ranks import ListedProcess, is_ending, listed_ranks, listed_tree
 from chaoskit.errors import NodeUnreachable
 from chaoskit.hand.fields import LASTS_MAX_S
@@ -147,7 +147,7 @@ class HandKernel:
 
     def _find(self, pid: int) -> dict[str, Any]:
         """Return the fields of the process that has a pid now; empty if there is none."""
-        record = self._query(lambda hand: hand.ask("find", pid=pid), {"gone": True})
+        record = self._query(lambda hand: hand.query("find", pid=pid), {"gone": True})
         return {} if record.get("gone") else record
 
     def _ask(self, operation: str, process: Process) -> dict[str, Any]:
@@ -155,7 +155,9 @@ class HandKernel:
         if process.ticks is None:
             return {}
         pid, ticks = process.pid, process.ticks
-        answer = self._query(lambda hand: hand.ask(operation, pid=pid, ticks=ticks), {"gone": True})
+        answer = self._query(
+            lambda hand: hand.query(operation, pid=pid, ticks=ticks), {"gone": True}
+        )
         return {} if answer.get("gone") else answer
 
     def _tree(self, root: Process, *, with_variables: bool = False) -> list[ListedProcess]:
@@ -164,7 +166,7 @@ class HandKernel:
         The list is empty if the process is gone, or its pid is another one by now.
         """
         nothing: dict[str, Any] = {"processes": []}
-        answer = self._query(lambda hand: hand.ask("list", variables=with_variables), nothing)
+        answer = self._query(lambda hand: hand.query("list", variables=with_variables), nothing)
         tree = listed_tree(answer["processes"], root.pid)
         return tree if tree and tree[0]["ticks"] == root.ticks else []
 
@@ -179,14 +181,14 @@ class HandKernel:
         identity = {"pid": process.pid, "ticks": process.ticks}
         try:
             if signum == signal.SIGKILL:
-                hand.kill(**identity)
+                hand.kill(**identity, limit_s=ACT_S)
                 self._is_init_killed = self._is_init_killed or process.pid == _INIT
             elif signum == signal.SIGSTOP:
                 self._stop(hand, **identity)
             elif signum == signal.SIGCONT:
                 return self._continue(hand, **identity)
             else:
-                hand.ask("signal", **identity, signum=signum)
+                hand.ask("signal", **identity, signum=signum, limit_s=ACT_S)
         except HandRefused as refused:
             if refused.field != "ticks":
                 raise
@@ -199,7 +201,7 @@ class HandKernel:
             stop = self._stops.get((pid, ticks))
             if stop is not None and stop.hand is hand and _extend(stop):
                 return
-            answer = hand.ask("stop", pid=pid, ticks=ticks, lasts_s=LASTS_MAX_S)
+            answer = hand.ask("stop", pid=pid, ticks=ticks, lasts_s=LASTS_MAX_S, limit_s=ACT_S)
             self._stops[pid, ticks] = HandStop(hand, answer["number"])
 
     def _continue(self, hand: Hand, pid: int, ticks: int) -> bool:
@@ -212,14 +214,14 @@ class HandKernel:
             if stop is not None and stop.hand is hand:
                 _lift(stop)
             self._stops.pop((pid, ticks), None)
-        record = hand.ask("find", pid=pid)
+        record = hand.query("find", pid=pid)
         return record.get("ticks") == ticks and not is_ending(record)
 
 
 def _extend(stop: HandStop) -> bool:
     """Let a stop last longer, and return whether it still lasted."""
     try:
-        stop.hand.ask("extend", effect=stop.effect, lasts_s=LASTS_MAX_S)
+        stop.hand.ask("extend", effect=stop.effect, lasts_s=LASTS_MAX_S, limit_s=ACT_S)
     except HandRefused:
         return False
     return True
@@ -228,7 +230,7 @@ def _extend(stop: HandStop) -> bool:
 def _lift(stop: HandStop) -> None:
     """End a stop, unless it has ended before, as with its process."""
     try:
-        stop.hand.ask("lift", effect=stop.effect)
+        stop.hand.ask("lift", effect=stop.effect, limit_s=ACT_S)
     except HandRefused as refused:
         if refused.field != "effect":
             raise

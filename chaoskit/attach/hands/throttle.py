@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chaoskit.attach.hands.hand import Hand, HandRefused
+from chaoskit.attach.hands.hand import ACT_S, Hand, HandRefused
 from chaoskit.errors import NodeUnreachable
 from chaoskit.hand.fields import LASTS_MAX_S
 from chaoskit.substrate.core.actions import Action, Applied, CapProcessCpu
@@ -46,6 +46,7 @@ class HandThrottle:
                 ticks=action.ticks,
                 share=min(action.share, _SHARE_MAX),
                 lasts_s=LASTS_MAX_S,
+                limit_s=ACT_S,
             )
         except HandRefused as refused:
             if refused.field != "ticks":
@@ -81,7 +82,8 @@ class _Throttled:
     def _ask(self, operation: str) -> None:
         """Keep the count in an answer. A hand that is gone has let the process go on."""
         try:
-            self._stops = int(self._hand.ask(operation, effect=self._effect).get("stops", 0))
+            answer = self._hand.ask(operation, effect=self._effect, limit_s=ACT_S)
+            self._stops = int(answer.get("stops", 0))
         except HandRefused:  # the effect has ended with its process
             self._is_lifted = True
         except NodeUnreachable:

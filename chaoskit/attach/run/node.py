@@ -10,9 +10,11 @@ import contextlib
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from chaoskit.attach.hands.hand import Hand
+from chaoskit.attach.hands.hand import ANSWER_S, Hand
 from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandImage, HandRole
 from chaoskit.attach.hands.hand_kernel import HandKernel
 from chaoskit.attach.hands.ranks import why_unread
@@ -36,7 +38,9 @@ from chaoskit.substrate.core.processes import Process
 from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
 from chaoskit.vocabulary import Event
 
+Queried = TypeVar("Queried")
 _LOOK_S = 0.5  # interval in which ranks are looked up
+_ASK_AGAIN_S = 0.1  # pause after a question that a busy hand did not answer
 _RETRY_S = 2.0  # pause after a hand that could not be started
 _TRIES_MAX = 3  # hands of a role in one life
 #: Seconds for which a pod that the API server has removed may still run; then it counts as over.
@@ -95,6 +99,7 @@ class AttachedNode:
         self._logs: AttachedLogs | None = None
         self._recorded_life: PodLife | None = None
         self._ranks: dict[Process, LaunchedRank] = {}  # as the journal has them
+        self._has_seen_ranks = False  # by the last look
         self._over_since_s = math.inf  # since when the API server shows the end of the life
         self._tries: dict[tuple[HandRole, PodLife], int] = {}
         self.error: Exception | None = None
@@ -147,6 +152,28 @@ class AttachedNode:
             raise self._unreachable()
         return {}
 
+    def seen_ranks(self) -> dict[Process, LaunchedRank]:
+        """Return the ranks that the thread has seen last. No request is made.
+
+        Raises:
+            NodeUnreachable: if a container runs there, and the last look at it has failed.
+        """
+        with self._lock:
+            is_reached = self._root is not None
+        if is_reached and self._has_seen_ranks:
+            return self._ranks
+        if present_life(self.place, self.container) is not None:
+            raise self._unreachable()
+        return {}
+
+    def first_ranks(self) -> dict[Process, LaunchedRank]:
+        """Return the same as :meth:`ranks` before the run, however busy the hand is.
+
+        Raises:
+            NodeUnreachable: if the hand has ended, or does not answer in ``ANSWER_S``.
+        """
+        return self._patiently(self.ranks)
+
     def why_no_ranks(self) -> str:
         """Return why no process shows a rank; "" if one does."""
         return "" if self.ranks() else why_unread(self.hand(PROCESSES).ask("list")["processes"])
@@ -188,7 +215,7 @@ class AttachedNode:
         self._follow()
         self._record_life(self._life)
         with contextlib.suppress(NodeUnreachable):  # the thread finds out why
-            self._record_ranks(self.ranks())
+            self._see_ranks()
         self._thread.start()
 
     def stop(self) -> None:
@@ -234,10 +261,23 @@ class AttachedNode:
             self._record_ranks({})
             if present is not None:
                 self._begin(present)
+        elif self._stands(PROCESSES):
+            self._see_ranks()  # also if no network hand can be started
+            self._renew_hands(self._life)
+            return
         else:
             self._renew_hands(self._life)
         if self._life is not None:
+            self._see_ranks()
+
+    def _see_ranks(self) -> None:
+        """Read the ranks and write their changes. Raises NodeUnreachable if that fails."""
+        try:
             self._record_ranks(self.ranks())
+        except NodeUnreachable:
+            self._has_seen_ranks = False
+            raise
+        self._has_seen_ranks = True
 
     def _follow(self) -> None:
         """Follow the log of a pod that has just taken the place."""
@@ -257,10 +297,25 @@ class AttachedNode:
             self._start(NETWORK, life)
         self._start(PROCESSES, life)
         kernel = HandKernel(lambda: self.hand(PROCESSES), lambda: self._is_over(life))
-        root = kernel.find(_INIT)
+        root = self._patiently(lambda: kernel.find(_INIT))
         with self._lock:
             self._life, self._kernel, self._root = life, kernel, root
         self.trouble = ""
+
+    def _patiently(self, query: Callable[[], Queried]) -> Queried:
+        """Return the result of a query, which is made again while a busy hand does not answer it.
+
+        Raises:
+            NodeUnreachable: if the hand has ended, or does not answer in ``ANSWER_S``.
+        """
+        until_s = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                return query()
+            except NodeUnreachable:
+                if time.monotonic() > until_s or not self._stands(PROCESSES):
+                    raise
+            time.sleep(_ASK_AGAIN_S)
 
     def _renew_hands(self, life: PodLife) -> None:
         """Start the hands anew that have ended although the life goes on, and write that down."""
@@ -293,6 +348,7 @@ class AttachedNode:
         with self._lock:
             life, kernel = self._life, self._kernel
             self._life = self._kernel = self._root = None
+            self._has_seen_ranks = False
         self._over_since_s = math.inf
         self._close_hands(PROCESSES)
         if life is not None and is_pod_over(self._parts.watch.places(), life.uid):

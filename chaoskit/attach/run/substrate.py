@@ -136,7 +136,7 @@ class AttachedSubstrate:
         Raises:
             NodeUnreachable: if a hand does not answer any more.
         """
-        by_rank = seats({name: node.ranks() for name, node in self._nodes.items()})
+        by_rank = seats({name: node.first_ranks() for name, node in self._nodes.items()})
         return {rank: seat.node for rank, seat in by_rank.items()}
 
     def why_no_ranks(self) -> list[str]:

@@ -15,7 +15,7 @@ from support.hand.client import AS_USER, directory, no_namespaces, public_python
 from support.hand.pipe_stream import stream_of
 from support.hand.pipes import hand_on_processes
 from support.hand.targets import pid_one, target
-from support.waiting import stays, wait_until
+from support.waiting import LIMIT_S, stays, wait_until
 
 from chaoskit.attach.hands.hand import Hand, HandRefused, HandUnable
 from chaoskit.attach.hands.hand_kernel import HandKernel
@@ -183,6 +183,7 @@ def test_the_kill_of_pid_one_takes_the_hand_along() -> None:
     )
     hand = Hand("the hand", stream_of(process))
     try:
+        hand.ask("hello", limit_s=LIMIT_S)
         kernel = kernel_of(hand, lambda: not hand.is_open)
         root = kernel.find(1)
         assert [child.name for child in kernel.tree(root)] == ["sh", "sleep"]

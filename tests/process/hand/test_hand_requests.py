@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from support.hand.pipe_stream import stream_of
 from support.hand.pipes import hand_on_processes
 from support.waiting import wait_until
 
-from chaoskit.attach.hands.hand import PING_S, Hand, HandUnable
+from chaoskit.attach.hands.hand import PING_S, QUERY_S, Hand, HandUnable
 from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.process.linux import is_ending, start_ticks
 
@@ -115,3 +116,26 @@ def test_a_hand_that_is_not_asked_is_kept_by_pings(sleeper: subprocess.Popen[byt
             poll_s=1.9 * silent_s,
         )
         assert client.is_open
+
+
+def test_questions_to_a_silent_hand_fail_at_once_after_the_first_one() -> None:
+    with hand_on_processes() as (client, process):
+        client.query("list")
+        process.send_signal(signal.SIGSTOP)
+        for limit_s in (2 * QUERY_S, QUERY_S / 2):
+            asked_s = time.monotonic()
+            with pytest.raises(NodeUnreachable):
+                client.query("list")
+            assert time.monotonic() < asked_s + limit_s
+        assert client.is_open
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: is_answering(client), "an answer")
+
+
+def is_answering(client: Hand) -> bool:
+    """Return whether a hand answers a question."""
+    try:
+        client.query("list")
+    except NodeUnreachable:
+        return False
+    return True

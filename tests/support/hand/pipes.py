@@ -13,6 +13,7 @@ from typing import Any
 from chaoskit.attach.hands.hand import Hand
 from support.hand.client import directory, public_python
 from support.hand.pipe_stream import stream_of
+from support.waiting import LIMIT_S
 
 
 @contextlib.contextmanager
@@ -33,6 +34,7 @@ def hand_on_processes(
     collected = [] if events is None else events
     client = Hand("the hand", stream_of(process), collected.append)
     try:
+        client.ask("hello", limit_s=LIMIT_S)  # it may start late; later answers come soon
         yield client, process
     finally:
         client.close()
