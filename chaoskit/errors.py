@@ -106,6 +106,10 @@ class NodeUnreachable(HarnessError):
     """A node does not answer, or is taken to be gone; its processes may still run."""
 
 
+class Unanswered(NodeUnreachable):
+    """A node has not answered a request to act: it may have acted."""
+
+
 class CommandFailed(HarnessError):
     """The unbroken run of a command failed.
 

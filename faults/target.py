@@ -282,7 +282,7 @@ class Target:
 
         Until then the fault counts as acting: it may strike processes that start meanwhile, too.
         The end is the time of the last act. A HarnessError of the undo is raised, unless the run
-        is over.
+        is over or the node is not reached.
         """
         self._applied_count += 1
         try:
@@ -293,6 +293,8 @@ class Target:
             try:
                 if not applied.lift():
                     self.left_behind.append(f"what lay on {self.node}")
+            except NodeUnreachable as error:
+                self.left_behind.append(f"what lay on {self.node}: {error}")
             except HarnessError:
                 if not self._over:  # otherwise its process has ended with the run
                     raise

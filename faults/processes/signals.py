@@ -9,6 +9,7 @@ import contextlib
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 
+from chaoskit.errors import NodeUnreachable, Unanswered
 from chaoskit.faults.evidence import NodeGone, ProcessEnded, WholeNode
 from chaoskit.faults.target import ProcessExit, Target
 from chaoskit.process import linux
@@ -33,11 +34,20 @@ def look_up(target: Target, node: str = "") -> list[Process]:
 def signal_all(processes: Iterable[Process], signum: int) -> None:
     """Send a signal to each process that still exists.
 
-    Raises HarnessError if a node cannot be reached.
+    Raises HarnessError if a node cannot be reached: :class:`Unanswered`, if a process of it has
+    got the signal.
     """
+    has_acted = False
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):  # ended with its parent meanwhile
+        try:
             process.signal(signum)
+            has_acted = True
+        except ProcessLookupError:  # ended with its parent meanwhile
+            continue
+        except NodeUnreachable as error:
+            if has_acted:
+                raise Unanswered(str(error)) from None
+            raise
 
 
 @contextlib.contextmanager

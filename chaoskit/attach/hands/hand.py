@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from chaoskit.errors import HarnessError, NodeUnreachable
+from chaoskit.errors import HarnessError, NodeUnreachable, Unanswered
 
 #: Seconds in which a hand answers. It answers within milliseconds, and the API server is between.
 ANSWER_S = 10.0
@@ -113,7 +113,8 @@ class Hand:
 
         Raises:
             HandUnable: if the kernel or a tool refused.
-            NodeUnreachable: if the hand has ended, or does not answer in time.
+            NodeUnreachable: if the hand has ended.
+            Unanswered: if it did not answer in time, or has ended meanwhile.
             HandRefused: if the hand refused the request as bad input.
         """
         return self.post(operation, **fields)(limit_s)
@@ -125,11 +126,15 @@ class Hand:
         line arrives: that is the answer to a ping at the latest.
 
         Raises:
-            HandUnable, NodeUnreachable, HandRefused: as for :meth:`ask`.
+            HandUnable, HandRefused: as for :meth:`ask`.
+            NodeUnreachable: if the hand has ended, or does not answer in time.
         """
         if self._is_silent:
             raise NodeUnreachable(f"{self.name}: it has not answered for {QUERY_S:g} s")
-        return self.ask(operation, limit_s=QUERY_S, **fields)
+        try:
+            return self.ask(operation, limit_s=QUERY_S, **fields)
+        except Unanswered as error:
+            raise NodeUnreachable(str(error)) from None
 
     def post(self, operation: str, **fields: Any) -> Answer:
         """Send a request, and return a function that waits for its answer. Call that once.
@@ -153,7 +158,7 @@ class Hand:
             ticks: its start time, which no later process with this pid has.
 
         Raises:
-            HandUnable, NodeUnreachable, HandRefused: as for :meth:`ask`.
+            HandUnable, NodeUnreachable, Unanswered, HandRefused: as for :meth:`ask`.
         """
         number = self._post("kill", {"pid": pid, "ticks": ticks})
         line = self._await_line(number, limit_s)
@@ -215,10 +220,10 @@ class Hand:
         finally:
             self._awaited.discard(number)
 
-    def _gone(self, operation: str, limit_s: float) -> NodeUnreachable:
+    def _gone(self, operation: str, limit_s: float) -> Unanswered:
         """Return the error of a request without an answer."""
         why = self._end_reason or f"it did not answer {operation} within {limit_s:g} s"
-        return NodeUnreachable(f"{self.name}: {why}")
+        return Unanswered(f"{self.name}: {why}")
 
     def _send(self, number: int, operation: str, fields: Mapping[str, Any]) -> None:
         """Send a request. Raises NodeUnreachable if the stream has ended."""

@@ -19,7 +19,7 @@ from chaoskit.attach.hands.pod_rules import (
     narrowed_nodes,
     why_not,
 )
-from chaoskit.errors import HarnessError, NodeUnreachable
+from chaoskit.errors import HarnessError, NodeUnreachable, Unanswered
 from chaoskit.substrate.core.actions import Action, Applied
 from chaoskit.substrate.core.traffic import Block, Narrow, Way
 
@@ -323,8 +323,9 @@ class HandEffects:
             keep: called, under the lock, once all have begun. They are extended from then on.
 
         Raises:
-            HarnessError: the first error, after the effects that have begun were lifted. An effect
-                whose begin had no answer ends after its time to live.
+            HarnessError: the first error without an answer, or the first one, after the effects that
+                have begun were lifted. An effect whose begin had no answer ends after its time to
+                live.
         """
         sent = _send(partial(part.begin, self._lasts_s) for part in self.parts)
         results = _results(sent, _BEGIN_SHARE * self._lasts_s)
@@ -335,7 +336,8 @@ class HandEffects:
         if errors:
             self.parts = [part for part in self.parts if part.has_begun]
             self.lift()
-            raise errors[0]
+            # rules of a hand that did not answer may drop packets until their time is over
+            raise next((error for error in errors if isinstance(error, Unanswered)), errors[0])
         with self._lock:
             keep(self)
 

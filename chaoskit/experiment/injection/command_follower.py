@@ -39,6 +39,7 @@ _POLL_S = 0.005  # pause between two reads of logs that grow
 _IDLE_S = 0.1  # pause between two polls while nothing happens; log rules also react to silence
 _QUIET_POLL_S = 1.0  # the same without rules, once every fault has acted
 _REPORT_S = 0.05
+_TRY_AGAIN_S = 0.5  # pause between two strikes of a fault whose node is not reached
 _GONE_S = 0.5  # a process that was struck is gone within this time
 # a command runner reports a process with a rank within this time, however busy the machine is
 _WITNESS_S = 2.0
@@ -131,7 +132,14 @@ class CommandFollower:
         self._reported_s = self._polled_s = 0.0
         self._woken = asyncio.Event()
         self._follow_task: asyncio.Task[Any] | None = None
-        self._injector = Injector(experiment.faults, journal, self._place_of, self._woken.set)
+        self._injector = Injector(
+            experiment.faults,
+            journal,
+            self._place_of,
+            self._woken.set,
+            is_patient=self._observation is not None,
+        )
+        self._tried_s: dict[Injection, float] = {}  # when a fault struck last
         self.injections = self._injector.injections
         self.record_missed = self._injector.record_missed
         self.run_end = RunEnd.HARNESS
@@ -426,10 +434,13 @@ class CommandFollower:
 
         Each strike is shown to the live view. The other faults stay planned for the next poll.
         """
+        tried_before_s = time.monotonic() - _TRY_AGAIN_S
         due = [
             injection
             for injection in self.injections
-            if not injection.is_struck and self._is_due(injection)
+            if not injection.is_struck
+            and self._is_due(injection)
+            and self._tried_s.get(injection, tried_before_s) <= tried_before_s
         ]
         if not due or len(self.exits) == len(self._cluster.nodes):
             return
@@ -464,7 +475,9 @@ class CommandFollower:
         if strikes:
             self._injector.strike(strikes)
         for injection, _ in strikes:
-            self._watch(FaultStruck(injection.fault_id))
+            if injection not in self._tried_s:
+                self._watch(FaultStruck(injection.fault_id))
+            self._tried_s[injection] = time.monotonic()
 
     def _seats(self) -> dict[int, Seat]:
         """Return the process of each rank. Raises NodeUnreachable if a node does not answer.
@@ -546,7 +559,9 @@ class CommandFollower:
         for injection in self.injections:
             if injection.state is not InjectionState.PLANNED:
                 continue
-            if self._is_due(injection):
+            if injection.unreached:
+                injection.miss(f"it could not act {moment(injection.fault)}: {injection.unreached}")
+            elif self._is_due(injection):
                 absent_in_words = (
                     f"no process of rank {injection.fault.rank} was found {moment(injection.fault)}"
                 )

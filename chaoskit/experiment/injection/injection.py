@@ -18,7 +18,10 @@ from chaoskit.wire.messages import AtHook
 
 
 class InjectionState(StrEnum):
-    """The state of an injection. A fault strikes once, so nothing leads back from *in force*."""
+    """The state of an injection.
+
+    A fault strikes once: only one whose node is not reached leads back from *in force*.
+    """
 
     PLANNED = "planned"
     WAITING = "waiting"  # a rank waits at its hook
@@ -38,7 +41,11 @@ _NEXT = {
         InjectionState.IN_FORCE,
         InjectionState.MISSED,
     },
-    InjectionState.IN_FORCE: {InjectionState.CONFIRMED, InjectionState.MISSED},
+    InjectionState.IN_FORCE: {
+        InjectionState.PLANNED,
+        InjectionState.CONFIRMED,
+        InjectionState.MISSED,
+    },
     # missed, if the job had ended before the fault acted
     InjectionState.CONFIRMED: {InjectionState.CONFIRMED, InjectionState.MISSED},
     InjectionState.MISSED: set(),
@@ -62,6 +69,7 @@ class Injection:
             was.
         target: the process or node that was struck; None before.
         evidence: proofs of the effect, the newest last; empty if there is none.
+        unreached: why its node was not reached when the fault was due last; "" if it was.
         missed: the reason why the fault did not act, or acted too late; "" if it was not missed.
         is_loss_detected: a loss that the fault caused was detected.
         is_journalled: the injection is in the journal.
@@ -77,6 +85,7 @@ class Injection:
     armed_worker: str = ""
     target: Target | None = None
     evidence: list[Evidence] = field(default_factory=list)
+    unreached: str = ""
     missed: str = ""
     is_loss_detected: bool = False
     is_journalled: bool = False
@@ -94,13 +103,17 @@ class Injection:
         self._enter(InjectionState.WAITING)
         self.hook, self.hook_s = hook, now_s
 
-    def return_to_planned(self) -> None:
-        """Return to *planned*, because the rank at the hook cannot be struck.
+    def return_to_planned(self, unreached: str = "") -> None:
+        """Return to *planned*, because the rank at the hook, or the target, cannot be struck.
 
-        The next rank there may be.
+        The next rank there may be, or the same node later.
+
+        Args:
+            unreached: why the node of the target is not reached. The fault has not acted then.
         """
         self._enter(InjectionState.PLANNED)
-        self.hook = None
+        self.hook = self.target = None
+        self.unreached = unreached
 
     def strike(self, target: Target) -> None:
         """Store the target; the fault acts now."""

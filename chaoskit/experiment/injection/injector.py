@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.errors import BadInput, FaultBroken, HarnessError, NodeUnreachable
+from chaoskit.errors import BadInput, FaultBroken, HarnessError, NodeUnreachable, Unanswered
 from chaoskit.experiment.injection.injection import Injection, InjectionState
 from chaoskit.faults.base import Fault, fault_id
 from chaoskit.faults.evidence import Evidence
@@ -45,6 +45,8 @@ class Injector:
             it is not known.
         on_failure: called when the code of a fault has raised an error; :meth:`check` then raises
             it.
+        is_patient: True if a fault whose node is not reached becomes planned again, to be struck
+            later. Else that is an error.
 
     Attributes:
         injections: one injection for each fault, in the order of the plan.
@@ -56,8 +58,11 @@ class Injector:
         journal: Journal,
         place_of: Callable[[str], dict[str, Any]],
         on_failure: Callable[[], None],
+        *,
+        is_patient: bool = False,
     ) -> None:
         self._journal, self._place_of, self._on_failure = journal, place_of, on_failure
+        self._is_patient = is_patient
         self.injections = [
             Injection(fault_id(number), fault) for number, fault in enumerate(faults)
         ]
@@ -150,6 +155,8 @@ class Injector:
                 self._fail(injection, target, error)
             elif not injection.evidence:
                 injection.miss("the target was gone already" + (f": {error}" if str(error) else ""))
+        except NodeUnreachable as error:
+            self._note_unreached(injection, target, error)
         except Exception as error:  # noqa: BLE001 - code of the user; its error ends the run
             self._fail(injection, target, error)
         if target.waiting not in target.released:
@@ -177,6 +184,19 @@ class Injector:
             run_error.__cause__ = error
         self._failure = self._failure or run_error
         self._on_failure()
+
+    def _note_unreached(self, injection: Injection, target: Target, error: NodeUnreachable) -> None:
+        """Let a fault strike later if its node was not reached, unless it may have acted.
+
+        The effect of a fault that may have acted is not known: it gets no more evidence.
+        """
+        if self._is_closing or not self._is_patient:
+            self._fail(injection, target, error)
+        elif not injection.is_journalled and not isinstance(error, Unanswered):
+            injection.return_to_planned(str(error))
+        elif not injection.evidence:
+            self._record_strike(injection, target)
+            injection.miss(f"its effect is not known: {error}")
 
     def _note_gone(self, new_target: Target) -> None:
         """Record which earlier targets are gone before this fault strikes.
@@ -212,7 +232,7 @@ class Injector:
     def _record_strikes(self, strikes: Iterable[tuple[Injection, Target]]) -> None:
         """Write a journal record of each injection that struck."""
         for injection, target in strikes:
-            if not injection.missed:
+            if injection.struck is target:
                 self._record_strike(injection, target)
 
     def _record_strike(self, injection: Injection, target: Target) -> None:
@@ -253,7 +273,7 @@ class Injector:
 
     def _record_acts(self, injection: Injection, target: Target) -> None:
         """Write records of new acts: further workers, repeated strikes, and the end."""
-        if injection.missed:
+        if injection.struck is not target:
             return
         self._record_strike(injection, target)
         fault_fields = {"fault": injection.fault_id, "what": str(injection.fault)}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from pathlib import Path
 
 import pytest
 from support.attach.hand_cluster import FollowedRun, followed_run
+from support.waiting import wait_until
 
 from chaoskit.attach.hands.hand import QUERY_S
+from chaoskit.errors import NodeUnreachable, Unanswered
+from chaoskit.substrate.core.actions import Action, Applied, CountedAction
 from chaoskit.vocabulary import Event
-from faults import Hang
+from faults import Cut, Hang
+from faults.processes.signals import signal_all
 
 
 def test_a_step_has_the_time_at_which_its_line_arrived(tmp_path: Path) -> None:
@@ -49,3 +54,52 @@ def test_a_silent_hand_stops_the_event_loop_once(tmp_path: Path) -> None:
     longest_s = sorted(pauses_s)[-2:]
     assert longest_s[1] == pytest.approx(QUERY_S, abs=0.5)
     assert longest_s[0] < QUERY_S / 2
+
+
+def test_a_fault_waits_until_its_node_has_the_hand_that_it_needs(tmp_path: Path) -> None:
+    """Each try makes one strike, and only the last one is recorded."""
+    applied = list[str]()
+
+    def apply(node: str, action: Action) -> Applied:
+        applied.append(node)
+        return CountedAction(lambda: 5, lambda: True)
+
+    async def story(run: FollowedRun) -> None:
+        run.cluster.show_step(1)
+        (injection,) = run.follower.injections
+        await run.until(lambda: injection.unreached, "a first try")
+        assert injection.unreached == "llama-0 has no hand"
+        run.cluster.applying = apply
+        await run.until(lambda: run.records(Event.INJECTED), "the strike")
+
+    with followed_run(2, tmp_path, Cut(rank=0, after_s=0.0)) as run:
+        assert not asyncio.run(run.drive(story))
+        assert len(run.records(Event.INJECTED)) == 1
+    assert applied == ["llama-0"]
+
+
+def test_a_fault_that_never_could_act_is_missed_with_the_reason(tmp_path: Path) -> None:
+    async def story(run: FollowedRun) -> None:
+        run.cluster.show_step(1)
+        await asyncio.sleep(60.0)
+
+    with followed_run(2, tmp_path, Cut(rank=0, after_s=0.0)) as run:
+        asyncio.run(run.drive(story, deadline_s=1.5))
+        (injection,) = run.follower.injections
+    assert injection.missed == (
+        "it could not act 0 s after the log showed a first step: llama-0 has no hand"
+    )
+
+
+def test_a_node_that_is_lost_between_two_signals_may_be_hit(tmp_path: Path) -> None:
+    with followed_run(2, tmp_path) as run:
+        reached, lost = run.cluster.rank_nodes.values()
+        lost.hand_process.kill()
+        wait_until(lambda: not lost.hand.is_open, "the end of the hand")
+        with pytest.raises(NodeUnreachable) as refused:
+            signal_all([lost.root, reached.root], signal.SIGKILL)
+        assert not isinstance(refused.value, Unanswered)
+        assert reached.process.poll() is None
+        with pytest.raises(Unanswered):
+            signal_all([reached.root, lost.root], signal.SIGKILL)
+        assert reached.process.wait(60) == -signal.SIGKILL

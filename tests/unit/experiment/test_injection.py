@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.injecting import target_of
 
-from chaoskit.errors import FaultBroken, HarnessError
+from chaoskit.errors import FaultBroken, HarnessError, NodeUnreachable, Unanswered
 from chaoskit.experiment.injection.injection import Injection
 from chaoskit.experiment.injection.injector import Injector
 from chaoskit.experiment.judge.fault_audit import audit
@@ -54,7 +54,7 @@ PROOF = ReadBack(subject=RankProcess("node1.w0", 1, 1), source="a test", value="
 #: The events of an injection -> the states in which they may happen.
 ALLOWED = {
     "wait_at_hook": {"planned"},
-    "return_to_planned": {"waiting"},
+    "return_to_planned": {"waiting", "in force"},
     "strike": {"planned", "waiting"},
     "confirm": {"in force", "confirmed"},
     "miss": {"planned", "waiting", "in force", "confirmed"},
@@ -109,6 +109,7 @@ def test_an_injection_strikes_once_and_never_goes_back(events: list[str]) -> Non
         happen(injection, event)
         assert injection.state == LEADS_TO[event]
         strikes, shown = strikes + (event == "strike"), shown + (event == "confirm")
+        strikes = 0 if event == "return_to_planned" else strikes
         assert strikes <= 1
         assert injection.is_struck == (strikes > 0 or injection.state == "missed")
         assert injection.target is (TARGET if strikes else None)
@@ -169,9 +170,11 @@ class Run:
         self.injector: Injector
         self.targets: list[Target]
 
-    def strike(self, *stories: Story) -> None:
+    def strike(self, *stories: Story, is_patient: bool = False) -> None:
         faults = [Scripted(at_step=8, story=story) for story in stories]
-        self.injector = Injector(faults, self._journal, self._place_of, self._has_failed)
+        self.injector = Injector(
+            faults, self._journal, self._place_of, self._has_failed, is_patient=is_patient
+        )
         self.targets = [
             target_of(
                 self._undo,
@@ -371,6 +374,49 @@ def test_a_target_that_is_gone_after_its_evidence_was_struck(run: Run) -> None:
     (injection,) = run.injector.injections
     assert (injection.observed, injection.missed) == ("seen", "")
     assert [event for event, _ in run.written()] == [Event.INJECTED, Event.EVIDENCE, Event.UNDONE]
+
+
+async def not_reached(target: Target) -> AsyncIterator[Evidence]:
+    raise NodeUnreachable("node0 has no hand")
+    yield
+
+
+def test_a_fault_whose_node_is_not_reached_is_planned_again(run: Run) -> None:
+    """Nothing is recorded of the strike, and the fault can strike again."""
+    run.strike(not_reached, is_patient=True)
+    (injection,) = run.injector.injections
+    assert (injection.state, injection.unreached) == ("planned", "node0 has no hand")
+    assert (injection.struck, run.failures, run.written()) == (None, 0, [])
+    assert not run.injector.awaits_end
+    assert not run.injector.is_doomed("node0.w0", HOST.find(os.getpid()))
+
+
+@pytest.mark.parametrize("acts_first", [False, True])
+def test_a_fault_that_may_have_acted_never_strikes_again(run: Run, acts_first: bool) -> None:
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        if acts_first:
+            await target.sleep(0.0)
+            raise NodeUnreachable("it has ended")
+        raise Unanswered("it did not answer kill")
+        yield
+
+    run.strike(story, is_patient=True)
+    run.undo()
+    (injection,) = run.injector.injections
+    assert injection.missed.startswith("its effect is not known: it ")
+    assert run.failures == 0
+    assert [event for event, _ in run.written()] == [
+        Event.INJECTED,
+        Event.UNDONE,
+        Event.FAULT_MISSED,
+    ]
+
+
+def test_a_node_that_is_not_reached_ends_the_run_of_a_job(run: Run) -> None:
+    """The rank that waits at the hook would wait for ever."""
+    run.strike(not_reached)
+    with pytest.raises(NodeUnreachable, match="node0 has no hand"):
+        run.injector.check()
 
 
 @pytest.mark.parametrize(
