@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from chaoskit.errors import BadInput
-from chaoskit.faults.base import require_seconds
+from chaoskit.faults.base import Fault, require_seconds
 from chaoskit.faults.evidence import Evidence
 from chaoskit.faults.target import Target
 from chaoskit.substrate.core.actions import Applied
@@ -123,6 +123,15 @@ class Sides:
         silent = COORDINATOR in stations and outage_s >= _lease_s(target)
         target.struck_nodes = set(self.near(target)) if silent else stations - {COORDINATOR}
         return ways
+
+
+def named_ranks(fault: Fault) -> tuple[int, ...]:
+    """Return the ranks that a fault names: its own, and those of both sides of a partition."""
+    ranks = [fault.rank] if isinstance(fault.rank, int) else []
+    if isinstance(fault, Sides):
+        ranks += fault.side
+        ranks += fault.apart_from if isinstance(fault.apart_from, tuple) else ()
+    return tuple(dict.fromkeys(ranks))
 
 
 def _require_ranks(field: str, ranks: Sequence[int], nodes: int) -> None:

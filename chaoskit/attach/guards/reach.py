@@ -13,7 +13,7 @@ from chaoskit.attach.guards.guarded_job import GuardedJob
 from chaoskit.attach.guards.hand_choice import strikes_machine
 from chaoskit.faults import Fault
 from chaoskit.faults.base import DRAWN_ROLES
-from chaoskit.faults.network.sides import Sides
+from chaoskit.faults.network.sides import named_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,6 @@ def reach_of(fault: Fault, job: GuardedJob) -> Reach:
         }
         others *= max(Counter(machines.values()).values(), default=0)
     return Reach(frozenset(nodes), min(others, len(job.nodes) - len(nodes)))
-
-
-def named_ranks(fault: Fault) -> tuple[int, ...]:
-    """Return the ranks that a fault names: its own, and those of both sides of a partition."""
-    ranks = [fault.rank] if isinstance(fault.rank, int) else []
-    if isinstance(fault, Sides):
-        ranks += fault.side
-        ranks += fault.apart_from if isinstance(fault.apart_from, tuple) else ()
-    return tuple(dict.fromkeys(ranks))
 
 
 def count_nodes(faults: Iterable[Fault], job: GuardedJob) -> int:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from chaoskit.experiment.injection.injector import GONE, Injector
 from chaoskit.experiment.injection.observation import JobObservation
 from chaoskit.experiment.injection.ranks_found import variable_of
 from chaoskit.experiment.plan.command_plan import CommandExperiment, moment
+from chaoskit.faults.base import Fault
+from chaoskit.faults.network.sides import named_ranks
 from chaoskit.faults.target import ProcessExit, Target
 from chaoskit.journal import Journal, JournalTail, read_events
 from chaoskit.process.linux import DirectoryWatch, describe_status
@@ -29,7 +31,7 @@ from chaoskit.rules.log_file import ArrivedPart
 from chaoskit.stacks.log import LogReader
 from chaoskit.stacks.ranks import Seat, seats, seats_by_node
 from chaoskit.substrate.core.base import CommandCluster
-from chaoskit.substrate.core.launched_ranks import VARIABLES, strength
+from chaoskit.substrate.core.launched_ranks import VARIABLES, LaunchedRank, strength
 from chaoskit.substrate.core.processes import HOST, Process
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd
@@ -444,28 +446,25 @@ class CommandFollower:
         ]
         if not due or len(self.exits) == len(self._cluster.nodes):
             return
-        with contextlib.suppress(NodeUnreachable):  # until a node answers, or its end is proved
-            self._strike(due, cleanups)
+        self._strike(due, cleanups)
 
     def _strike(self, due: Sequence[Injection], cleanups: contextlib.ExitStack) -> None:
         """Strike those of the faults whose process exists and is confirmed.
 
-        Raises NodeUnreachable if a node does not answer; no fault has acted then.
+        A fault waits for a node that does not answer if its target may be there.
         """
-        seats_by_rank = self._seats()
+        seats_by_rank, unreached = self._seats()
         strikes: list[tuple[Injection, Target]] = []
         self._read_node_records()
         for injection in due:
-            assert isinstance(injection.fault.rank, int), "roles are drawn when a run is planned"
-            seat = seats_by_rank.get(injection.fault.rank)
+            try:
+                seat = self._seat_to_strike(injection.fault, seats_by_rank, unreached)
+            except NodeUnreachable as error:  # until a node answers, or its end is proved
+                injection.unreached = str(error)
+                continue
+            injection.unreached = ""
             if seat is None or any(target.worker == _worker_name(seat) for _, target in strikes):
                 continue  # struck as soon as the process is started again
-            if self._injector.is_doomed(_worker_name(seat), seat.process) or not self._is_witnessed(
-                seat
-            ):
-                continue
-            if not (seat.variable or self._has_one_rank_per_node or injection.fault.whole_node):
-                continue  # the first process of a node may be the launcher of several ranks
             if reason := self._cluster.why_spared(seat.node, injection.fault.needs):
                 injection.miss(f"{seat.node} is spared: {reason}")
                 continue
@@ -479,16 +478,55 @@ class CommandFollower:
                 self._watch(FaultStruck(injection.fault_id))
             self._tried_s[injection] = time.monotonic()
 
-    def _seats(self) -> dict[int, Seat]:
-        """Return the process of each rank. Raises NodeUnreachable if a node does not answer.
+    def _seat_to_strike(
+        self, fault: Fault, seats_by_rank: Mapping[int, Seat], unreached: Sequence[str]
+    ) -> Seat | None:
+        """Return the process that a fault strikes now; None if it must wait for another turn.
+
+        Args:
+            fault: the fault.
+            seats_by_rank: the process of each rank, as far as it is known.
+            unreached: why some nodes do not answer.
+
+        Raises:
+            NodeUnreachable: if a rank that the fault names may be on such a node, or its node does
+                not answer any more.
+        """
+        assert isinstance(fault.rank, int), "roles are drawn when a run is planned"
+        ranks = named_ranks(fault)
+        if unreached and not seats_by_rank.keys() >= {*ranks}:
+            raise NodeUnreachable(unreached[0])
+        seat = seats_by_rank.get(fault.rank)
+        if seat is None or self._injector.is_doomed(_worker_name(seat), seat.process):
+            return None
+        if not self._is_witnessed(seat):
+            return None
+        others = [seats_by_rank[rank] for rank in ranks[1:] if rank in seats_by_rank]
+        if any(other.process.is_gone() for other in others):
+            return None  # the other side may be on another node when its rank is started again
+        if not (seat.variable or self._has_one_rank_per_node or fault.whole_node):
+            return None  # the first process of a node may be the launcher of several ranks
+        return seat
+
+    def _seats(self) -> tuple[dict[int, Seat], list[str]]:
+        """Return the process of each rank, and why some nodes do not answer.
 
         The place of a pod in a running job says nothing about its rank.
         """
-        nodes = self._cluster.nodes
-        launched_seats = seats({node: self._cluster.ranks(node) for node in nodes})
-        if launched_seats or self._observation is not None:
-            return launched_seats
-        return seats_by_node({node: self._cluster.node(node) for node in nodes})
+        ranks: dict[str, Mapping[Process, LaunchedRank]] = {}
+        unreached: list[str] = []
+        for node in self._cluster.nodes:
+            try:
+                ranks[node] = self._cluster.ranks(node)
+            except NodeUnreachable as error:
+                unreached.append(str(error))
+        launched_seats = seats(ranks)
+        if launched_seats or unreached or self._observation is not None:
+            return launched_seats, unreached
+        try:
+            return seats_by_node({node: self._cluster.node(node) for node in ranks}), []
+        except NodeUnreachable as error:
+            return {}, [str(error)]
 
     def _is_due(self, injection: Injection) -> bool:
         """Return whether the step or the time at which the fault strikes has come.

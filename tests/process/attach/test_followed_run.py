@@ -15,7 +15,7 @@ from chaoskit.attach.hands.hand import QUERY_S
 from chaoskit.errors import NodeUnreachable, Unanswered
 from chaoskit.substrate.core.actions import Action, Applied, CountedAction
 from chaoskit.vocabulary import Event
-from faults import Cut, Hang
+from faults import Cut, Hang, Kill
 from faults.processes.signals import signal_all
 
 
@@ -103,3 +103,26 @@ def test_a_node_that_is_lost_between_two_signals_may_be_hit(tmp_path: Path) -> N
         with pytest.raises(Unanswered):
             signal_all([reached.root, lost.root], signal.SIGKILL)
         assert reached.process.wait(60) == -signal.SIGKILL
+
+
+def test_a_node_without_a_hand_keeps_only_faults_back_that_may_strike_it(tmp_path: Path) -> None:
+    async def story(run: FollowedRun) -> None:
+        lost = run.cluster.rank_nodes["llama-1"]
+        lost.hand_process.kill()
+        await run.until(lambda: not lost.hand.is_open, "the end of the hand")
+        run.cluster.show_step(1)
+        await run.until(lambda: run.records(Event.EVIDENCE), "evidence of the kill")
+
+    kill, *waiting = (
+        Kill(rank=0, after_s=0.0),
+        Kill(rank=1, after_s=0.0),
+        Cut(rank=2, apart_from=(1,), after_s=0.0),
+    )
+    with followed_run(3, tmp_path, kill, *waiting) as run:
+        asyncio.run(run.drive(story))
+        assert run.cluster.rank_nodes["llama-0"].process.wait(60) == -signal.SIGKILL
+        (struck,) = run.records(Event.INJECTED)
+        states = [injection.state for injection in run.follower.injections]
+        reasons = [injection.unreached for injection in run.follower.injections]
+    assert (struck["what"], states) == (str(kill), ["confirmed", "planned", "planned"])
+    assert reasons == ["", "the hand: it has ended", "the hand: it has ended"]
