@@ -164,13 +164,14 @@ class AttachedCluster(WithoutCoordinator):
             f"the job is not watched any more: {unwatched}" if unwatched else ""
         )
 
-    def why_spared(self, node: str, actions: Collection[type[Action]]) -> str:
+    def why_spared(self, nodes: Sequence[str], actions: Collection[type[Action]]) -> str:
         is_machine_wide = bool(actions) and MACHINE_WIDE.issuperset(actions)
         struck = {*self._struck}
-        for other in self.together(node) if is_machine_wide else (node,):
-            if reason := self._why_not(other, struck):
-                return reason
-            struck.add(other)
+        for node in nodes:
+            for other in self.together(node) if is_machine_wide else (node,):
+                if reason := self._why_not(other, struck):
+                    return f"{other}: {reason}"
+                struck.add(other)
         self._struck = struck
         return ""
 

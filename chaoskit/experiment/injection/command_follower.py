@@ -465,8 +465,10 @@ class CommandFollower:
             injection.unreached = ""
             if seat is None or any(target.worker == _worker_name(seat) for _, target in strikes):
                 continue  # struck as soon as the process is started again
-            if reason := self._cluster.why_spared(seat.node, injection.fault.needs):
-                injection.miss(f"{seat.node} is spared: {reason}")
+            struck_ranks = [rank for rank in named_ranks(injection.fault) if rank in seats_by_rank]
+            struck_nodes = [seats_by_rank[rank].node for rank in struck_ranks]
+            if reason := self._cluster.why_spared(struck_nodes, injection.fault.needs):
+                injection.miss(f"guard rails forbid it: {reason}")
                 continue
             strikes.append((injection, self._target(injection, seat, seats_by_rank)))
             self._struck_ranks[_worker_name(seat)] = seat.rank

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -179,7 +179,7 @@ class BareCluster(WithoutCoordinator, BaseCluster):
     def why_aborted(self) -> str:
         return ""  # the command is the user's only for the run
 
-    def why_spared(self, node: str, actions: Collection[type[Action]]) -> str:
+    def why_spared(self, nodes: Sequence[str], actions: Collection[type[Action]]) -> str:
         return ""  # the nodes exist for the run alone
 
     def end(self) -> None:

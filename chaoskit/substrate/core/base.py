@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,10 +244,11 @@ class CommandCluster(Cluster, Protocol):
     def why_aborted(self) -> str:
         """Return why the user wants the run to end now; "" while it may go on."""
 
-    def why_spared(self, node: str, actions: Collection[type[Action]]) -> str:
-        """Return why a fault may not strike a node now; "" if it may, and is about to do so.
+    def why_spared(self, nodes: Sequence[str], actions: Collection[type[Action]]) -> str:
+        """Return why a fault may not strike nodes now; "" if it may, and is about to do so.
 
         Args:
+            nodes: the nodes of the ranks that the fault names, that of its own rank first.
             actions: the kinds of actions that the fault applies.
         """
 

@@ -126,3 +126,18 @@ def test_a_node_without_a_hand_keeps_only_faults_back_that_may_strike_it(tmp_pat
         reasons = [injection.unreached for injection in run.follower.injections]
     assert (struck["what"], states) == (str(kill), ["confirmed", "planned", "planned"])
     assert reasons == ["", "the hand: it has ended", "the hand: it has ended"]
+
+
+def test_guard_rails_see_both_sides_of_a_cut_at_the_strike(tmp_path: Path) -> None:
+    async def story(run: FollowedRun) -> None:
+        run.cluster.spared = {"llama-2": "pod llama-2 has the label protected=yes"}
+        run.cluster.show_step(1)
+        (injection,) = run.follower.injections
+        await run.until(lambda: injection.missed, "the refusal")
+
+    fault = Cut(rank=0, side=(1,), apart_from=(2,), after_s=0.0)
+    with followed_run(3, tmp_path, fault) as run:
+        asyncio.run(run.drive(story))
+        (injection,) = run.follower.injections
+    assert run.cluster.asked_to_spare == [("llama-0", "llama-1", "llama-2")]
+    assert injection.missed.endswith("pod llama-2 has the label protected=yes")
