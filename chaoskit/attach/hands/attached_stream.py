@@ -30,7 +30,7 @@ class AttachedStream:
     def receive(self, limit_s: float) -> bytes | None:
         """Return output of the container; b"" at its end, and None if none came in time.
 
-        Raises OSError if the connection has broken.
+        Raises OSError if the connection has ended otherwise. That does not show the container's end.
         """
         from websocket import ABNF, WebSocketException
 
@@ -42,7 +42,7 @@ class AttachedStream:
         except (WebSocketException, ValueError, AttributeError) as error:  # closed meanwhile
             raise ConnectionError(f"the stream has broken: {error}") from None
         if opcode == ABNF.OPCODE_CLOSE:
-            return b""
+            raise ConnectionError("the stream was closed, and no end of its container reported")
         if opcode != ABNF.OPCODE_BINARY or not frame.data:
             return None
         channel, data = frame.data[0], bytes(frame.data[1:])

@@ -34,7 +34,10 @@ class HandStream(Protocol):
     """A stream of bytes to and from the standard streams of a container."""
 
     def receive(self, limit_s: float) -> bytes | None:
-        """Return bytes that have arrived; b"" at the end, and None if none came in time."""
+        """Return bytes that have arrived; b"" at the end, and None if none came in time.
+
+        Raises OSError if the stream has broken: the hand may go on.
+        """
 
     def send(self, data: bytes) -> None:
         """Send bytes. Raises OSError if the stream has ended."""
@@ -79,6 +82,9 @@ class Hand:
         name: the hand in messages: its pod and its role.
         stream: stream of the container.
         on_event: called by the reading thread with each event of the hand.
+
+    Attributes:
+        has_ended: True once the end of the hand is proved. Its stream may break before.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class Hand:
         self._answers: dict[int, Mapping[str, Any]] = {}
         self._killing = set[int]()  # requests to kill pid 1 that are carried out now
         self._end_reason = ""
+        self.has_ended = False
         self._is_silent = False  # since a request had no answer in time, no line has arrived
         self._reader = threading.Thread(target=self._read, name="ck-hand", daemon=True)
         self._reader.start()
@@ -255,6 +262,7 @@ class Hand:
                 self._note_end(str(error))
                 return
             if data == b"":
+                self.has_ended = True
                 self._note_end("it has ended")
                 return
             *lines, rest = (rest + (data or b"")).split(b"\n")

@@ -7,12 +7,15 @@ Pure: read from the places of a job at one moment.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from chaoskit.attach.jobs.places import JobPlaces, Place
 from chaoskit.attach.jobs.pod_state import PodState
 
 _RUNNING = "running"
+#: Seconds of silence after which a life is given up.
+LINGER_S = 15.0
 
 
 class PodLife(NamedTuple):
@@ -78,6 +81,51 @@ def is_life_over(places: JobPlaces, uid: str, container_id: str, container: str)
     if not state.container_id:  # the kubelet has not reported it yet
         return False
     return state.container_id != container_id or state.state != _RUNNING
+
+
+def is_end_proved(
+    places: JobPlaces, life: PodLife, container: str, *, has_hand_ended: bool
+) -> bool:
+    """Return whether none of the processes of a life runs any more.
+
+    A report of the kubelet proves that. The API server removes a pod that is deleted by force
+    without such a report: then the hand in the pid namespace of the life must have ended, as the
+    kubelet ends the containers of a pod together.
+
+    Args:
+        places: the places of the job.
+        life: the life.
+        container: name of the container.
+        has_hand_ended: True if the end of its hand on processes is proved.
+    """
+    pod = find_pod(places, life.uid)
+    state = pod.container(container) if pod is not None else None
+    if state is not None and state.container_id:
+        is_same = state.container_id == life.container_id
+        if not is_same or state.state != _RUNNING:
+            return True
+    return has_hand_ended and is_life_over(places, life.uid, life.container_id, container)
+
+
+class Lingering:
+    """The time for which a life may go on that the API server does not show any more.
+
+    It goes on for as long as its hand answers. After a silence of ``LINGER_S`` the place is left to
+    a successor, and nothing is known of the processes.
+    """
+
+    def __init__(self) -> None:
+        self._silent_since_s = math.inf
+
+    def is_given_up(self, now_s: float, *, answers: bool) -> bool:
+        """Return whether the life is given up.
+
+        Args:
+            now_s: monotonic time.
+            answers: True if its hand answers, or the API server shows the life.
+        """
+        self._silent_since_s = math.inf if answers else min(self._silent_since_s, now_s)
+        return now_s - self._silent_since_s > LINGER_S
 
 
 def why_over(places: JobPlaces, life: PodLife, container: str) -> str:

@@ -7,7 +7,6 @@ attach/run/cluster.py: all nodes of a run.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +23,9 @@ from chaoskit.attach.jobs.places import Place
 from chaoskit.attach.jobs.pod_state import PodState
 from chaoskit.attach.jobs.watch import JobWatch
 from chaoskit.attach.run.lives import (
+    Lingering,
     PodLife,
+    is_end_proved,
     is_life_over,
     is_pod_over,
     present_life,
@@ -43,8 +44,6 @@ _LOOK_S = 0.5  # interval in which ranks are looked up
 _ASK_AGAIN_S = 0.1  # pause after a question that a busy hand did not answer
 _RETRY_S = 2.0  # pause after a hand that could not be started
 _TRIES_MAX = 3  # hands of a role in one life
-#: Seconds for which a pod that the API server has removed may still run; then it counts as over.
-_LINGER_S = 15.0
 _INIT = 1  # pid of the first process of a container
 
 
@@ -93,6 +92,8 @@ class AttachedNode:
         self._kernel: HandKernel | None = None
         self._root: Process | None = None
         self._hands: dict[HandRole, Hand] = {}
+        self._hand_life: PodLife | None = None  # in which the hand on processes was started
+        self._hand_has_ended = False  # it is proved that this hand has ended
         self._network_uid = ""  # pod of the network hand
         self._followed_uid = ""  # newest pod whose log is followed
         self._journal: Journal | None = None
@@ -100,7 +101,7 @@ class AttachedNode:
         self._recorded_life: PodLife | None = None
         self._ranks: dict[Process, LaunchedRank] = {}  # as the journal has them
         self._has_seen_ranks = False  # by the last look
-        self._over_since_s = math.inf  # since when the API server shows the end of the life
+        self._lingering = Lingering()  # of the present life
         self._tries: dict[tuple[HandRole, PodLife], int] = {}
         self.error: Exception | None = None
         self._woken, self._is_closing = threading.Event(), False
@@ -254,8 +255,8 @@ class AttachedNode:
         """Act upon the present state of the place once."""
         self._follow()
         present = present_life(self.place, self.container)
-        if self._life is not None and self._has_ended(self._life):
-            self._end_life()
+        if self._life is not None and self._is_left(self._life):
+            self._end_life(self._life)
         self._record_life(present)
         if self._life is None:
             self._record_ranks({})
@@ -296,7 +297,7 @@ class AttachedNode:
         ):
             self._start(NETWORK, life)
         self._start(PROCESSES, life)
-        kernel = HandKernel(lambda: self.hand(PROCESSES), lambda: self._is_over(life))
+        kernel = HandKernel(lambda: self._hand_in(life), lambda: self._is_proved_over(life))
         root = self._patiently(lambda: kernel.find(_INIT))
         with self._lock:
             self._life, self._kernel, self._root = life, kernel, root
@@ -331,35 +332,61 @@ class AttachedNode:
             if not self._is_over(life):
                 self._start(role, life)
 
-    def _has_ended(self, life: PodLife) -> bool:
-        """Return whether a life is over by the API server, and by its hand if that still stands.
+    def _hand_in(self, life: PodLife) -> Hand:
+        """Return the hand on the processes of a life.
 
-        The API server removes a pod that is deleted by force at once, and its processes may live on.
+        Raises NodeUnreachable if there is none, also if one stands in a later life.
         """
-        if not self._is_over(life):
-            self._over_since_s = math.inf
-            return False
-        self._over_since_s = min(self._over_since_s, time.monotonic())
-        lingered_s = time.monotonic() - self._over_since_s
-        return not self._stands(PROCESSES) or lingered_s > _LINGER_S
+        if life != self._hand_life:
+            raise self._unreachable()
+        return self.hand(PROCESSES)
 
-    def _end_life(self) -> None:
-        """Note that the present life is over, and end the hands that ended with it."""
+    def _is_left(self, life: PodLife) -> bool:
+        """Return whether the node leaves a life: its end is proved, or cannot be any more."""
+        if self._is_proved_over(life):
+            return True
+        answers = not self._is_over(life) or self._answers()
+        return self._lingering.is_given_up(time.monotonic(), answers=answers)
+
+    def _end_life(self, life: PodLife) -> None:
+        """Leave a life, and end the hands that ended with it.
+
+        Nothing is claimed of its processes unless its end is proved: its kernel reaches none.
+        """
+        is_proved = self._is_proved_over(life)
         with self._lock:
-            life, kernel = self._life, self._kernel
+            kernel = self._kernel
             self._life = self._kernel = self._root = None
             self._has_seen_ranks = False
-        self._over_since_s = math.inf
+        self._lingering = Lingering()
         self._close_hands(PROCESSES)
-        if life is not None and is_pod_over(self._parts.watch.places(), life.uid):
+        if is_pod_over(self._parts.watch.places(), life.uid):
             self._close_hands(NETWORK)
-        if kernel is not None:
+        if kernel is not None and is_proved:
             kernel.end()
+        if not is_proved:
+            self._ranks = {}  # so that no end of a process is written
 
     def _is_over(self, life: PodLife) -> bool:
-        """Return whether the API server proves the end of a life."""
+        """Return whether the API server shows the end of a life, or has removed its pod."""
         places = self._parts.watch.places()
         return is_life_over(places, life.uid, life.container_id, self.container)
+
+    def _is_proved_over(self, life: PodLife) -> bool:
+        """Return whether none of the processes of a life runs any more."""
+        hand = self._hands.get(PROCESSES)
+        has_ended = self._hand_has_ended or (hand is not None and hand.has_ended)
+        has_hand_ended = has_ended and life == self._hand_life
+        places = self._parts.watch.places()
+        return is_end_proved(places, life, self.container, has_hand_ended=has_hand_ended)
+
+    def _answers(self) -> bool:
+        """Return whether the hand on processes answers."""
+        try:
+            self.hand(PROCESSES).query("ping")
+        except NodeUnreachable:
+            return False
+        return True
 
     def _stands(self, role: HandRole) -> bool:
         """Return whether a hand stands."""
@@ -384,6 +411,8 @@ class AttachedNode:
             self._parts.api, HandPod(life.pod, life.uid), self.container, role, self._parts.image
         )
         self._hands[role] = hand
+        if role == PROCESSES:
+            self._hand_life, self._hand_has_ended = life, False
         if role == NETWORK:
             self._network_uid = life.uid
             hand.ask("sweep")
@@ -392,6 +421,8 @@ class AttachedNode:
         """End hands."""
         for role in roles:
             if (hand := self._hands.pop(role, None)) is not None:
+                if role == PROCESSES:
+                    self._hand_has_ended = hand.has_ended
                 with contextlib.suppress(OSError):
                     hand.close()
 

@@ -27,6 +27,7 @@ from chaoskit import LogPatterns
 from chaoskit.attach.fault_preview import FaultPreview
 from chaoskit.attach.hands.hand_container import HandImage
 from chaoskit.attach.run.attach import AttachLimits, attach
+from chaoskit.attach.run.lives import LINGER_S
 from chaoskit.errors import BadInput
 from chaoskit.experiment.directory import judge_directory
 from chaoskit.faults import Cut, DeletePod, Hang, Kill, KillContainer, LoseNode, Straggle
@@ -167,6 +168,35 @@ def test_a_node_is_lost_in_silence(stateful: TrainingJob, tmp_path: Path) -> Non
     assert ended["cause"].startswith("the pod llama-")
     (evidence,) = records(outcome, Event.EVIDENCE)
     assert "packets from and to it were dropped" in str(evidence)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(pods.no_tool()), reason=f"machines: {pods.no_tool()}")
+def test_a_pod_that_lives_on_after_its_deletion_is_not_gone(
+    stateful: TrainingJob, tmp_path: Path
+) -> None:
+    """The kubelet is stopped: the API server removes the pod, and its processes run."""
+    machine = pods.pods()["llama-2"]["spec"]["nodeName"].removeprefix("node")
+    kubelet = [os.environ[pods.VARIABLE_OF_TOOL], "node"]
+    process = stateful.rank_process(2)
+
+    def view(message: Any) -> None:
+        if type(message).__name__ == "FaultStruck":
+            subprocess.run([*kubelet, "kubelet-stop", machine], check=True)
+            pods.delete("llama-2")
+
+    fault = Hang(rank=1, after_s=1.0)
+    try:
+        outcome = broken(
+            stateful, tmp_path, fault, live_view=view, deadline_s=LINGER_S + 10.0, stalled_s=200.0
+        )
+        assert process.is_running()
+    finally:
+        subprocess.run([*kubelet, "kubelet-start", machine], check=True)
+    assert outcome.verdict is not Verdict.PASSED
+    (ended,) = records(outcome, Event.LIFE_ENDED)
+    assert ended["cause"] == "the pod llama-2 was deleted"
+    assert not records(outcome, Event.RANK_GONE)
 
 
 @pytest.mark.slow

@@ -44,6 +44,15 @@ def test_output_is_received_and_its_end_is_known(
     assert stream.receive(1.0) == b""
 
 
+def test_a_stream_that_is_closed_without_a_status_shows_no_end_of_its_container(
+    ends: tuple[AttachedStream, socket.socket],
+) -> None:
+    stream, far_end = ends
+    far_end.sendall(bytes([0x88, 0]))
+    with pytest.raises(OSError, match="no end of its container"):
+        stream.receive(1.0)
+
+
 def test_a_message_that_stops_in_its_middle_breaks_the_stream(
     ends: tuple[AttachedStream, socket.socket],
 ) -> None:

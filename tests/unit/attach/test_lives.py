@@ -10,7 +10,10 @@ from chaoskit.attach.jobs.membership import PlaceKey
 from chaoskit.attach.jobs.places import JobPlaces, Place
 from chaoskit.attach.jobs.pod_state import ContainerState, PodState
 from chaoskit.attach.run.lives import (
+    LINGER_S,
+    Lingering,
     PodLife,
+    is_end_proved,
     is_life_over,
     is_pod_over,
     present_life,
@@ -105,3 +108,43 @@ def test_a_successor_in_the_place_does_not_end_a_pod_that_runs() -> None:
     successor = dataclasses.replace(POD, uid="uid-b")
     assert not is_pod_over(places(successor, POD), "uid-a")
     assert is_pod_over(places(successor), "uid-a")
+
+
+REMOVED = dataclasses.replace(POD, is_deleted=True)
+
+
+@pytest.mark.parametrize(
+    ("after", "by_report", "by_hand"),
+    [
+        (places(POD), False, False),
+        (places(dataclasses.replace(POD, is_terminating=True)), False, False),
+        # removed by force, or with its machine: the kubelet has reported nothing
+        (places(None, REMOVED), False, True),
+        (places(None), False, True),
+        (places(dataclasses.replace(POD, phase="Failed")), False, True),
+        (places(with_container(state="terminated", exit_code=137)), True, True),
+        (places(with_container(container_id="containerd://b")), True, True),
+        (
+            places(None, dataclasses.replace(with_container(state="terminated"), is_deleted=True)),
+            True,
+            True,
+        ),
+    ],
+)
+def test_the_kubelet_or_the_hand_proves_an_end(
+    after: JobPlaces, by_report: bool, by_hand: bool
+) -> None:
+    """The end of a hand alone proves nothing: it may have been killed."""
+    assert is_end_proved(after, LIFE, "train", has_hand_ended=False) == by_report
+    assert is_end_proved(after, LIFE, "train", has_hand_ended=True) == by_hand
+
+
+def test_a_life_is_given_up_only_after_a_silence_of_its_hand() -> None:
+    lingering = Lingering()
+    for now_s in range(100):
+        assert not lingering.is_given_up(now_s, answers=True)
+    assert not lingering.is_given_up(100.0, answers=False)
+    assert not lingering.is_given_up(100.0 + LINGER_S, answers=False)
+    assert lingering.is_given_up(100.1 + LINGER_S, answers=False)
+    assert not lingering.is_given_up(130.0, answers=True)
+    assert not lingering.is_given_up(131.0, answers=False)
