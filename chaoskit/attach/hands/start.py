@@ -109,7 +109,7 @@ def start_hand(
         raise HarnessError(f"no hand in {pod.name}: {problem}")
     user = user_of(pod_object, container)
     if role == PROCESSES and user is None:
-        first = hand_container(_new_name(role), role, image, container, _UNPRIVILEGED)
+        first = hand_container(_new_name("user"), role, image, container, _UNPRIVILEGED)
         with closing(_start(api, pod, first, limit_s)) as hand:
             user = needed_user(hand.ask("hello"))
     own = hand_container(_new_name(role), role, image, container, user or _UNPRIVILEGED)
@@ -190,6 +190,6 @@ def _attach(api: KubernetesApi, pod: str, name: str) -> AttachedStream:
         time.sleep(_LOOK_S)
 
 
-def _new_name(role: HandRole) -> str:
+def _new_name(purpose: str) -> str:
     """Return a name for a container that no other one in its pod has."""
-    return f"{PREFIX}{role}-{secrets.token_hex(3)}"
+    return f"{PREFIX}{purpose}-{secrets.token_hex(3)}"

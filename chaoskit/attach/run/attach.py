@@ -153,7 +153,7 @@ def _require_cluster(
     """Refuse all that can be refused before anything is created.
 
     These are missing rights, machines that may not be broken, a protected job or one of another
-    size, and pods that do not admit hands.
+    size, a job with hands of another run, and pods that do not admit hands.
 
     Raises:
         BadInput: naming the right, the machine, the label or the pod.
@@ -166,6 +166,7 @@ def _require_cluster(
     own_uids = job_uids(api, job.membership)
     require_machines(api, options, actions, machines, substrate.run_name, own_uids)
     limits.rails.check_job(guarded_job(job, {}, owner_labels(api, job)), limits.nodes)
+    substrate.require_no_other_run()
     substrate.require_hands(actions)
 
 

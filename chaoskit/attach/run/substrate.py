@@ -12,6 +12,12 @@ from pathlib import Path
 
 from chaoskit.attach.guards.guard_rails import GuardRails
 from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandImage, HandRole
+from chaoskit.attach.hands.other_hands import (
+    OtherHand,
+    container_of,
+    find_earlier_hand,
+    find_running_hand,
+)
 from chaoskit.attach.hands.start import HandPod, why_no_hand
 from chaoskit.attach.hands.throttle import HandThrottle
 from chaoskit.attach.hands.traffic import HandTraffic
@@ -80,6 +86,20 @@ class AttachedSubstrate:
         self._nodes: dict[str, AttachedNode] = {}
         self._watch = JobWatch(api, job, lambda changes: self._wake())
 
+    def require_no_other_run(self) -> None:
+        """Refuse a job in which another run has hands. They get a while to end.
+
+        Raises:
+            BadInput: naming the pod and the hand.
+            ApiError: if the server does not answer.
+        """
+        self._require_none(find_running_hand(self._api, self._job.listing.pods))
+
+    def _require_none(self, other_hand: OtherHand | None) -> None:
+        """Raise BadInput if another run has a hand in the job."""
+        if other_hand is not None:
+            raise BadInput("job", str(self._job.reference), other_hand.remedy)
+
     def require_hands(self, actions: Collection[type[Action]]) -> None:
         """Refuse a job whose pods do not admit the hands that these actions need.
 
@@ -116,6 +136,7 @@ class AttachedSubstrate:
 
         Raises:
             HarnessError: if a hand cannot be started.
+            BadInput: if another run has started its hands a little earlier.
         """
         self._watch.start()
         parts = RunParts(self._api, self._watch, self._image, _needs_network(actions))
@@ -129,6 +150,10 @@ class AttachedSubstrate:
         problems = [str(error) for result in results if (error := result.exception()) is not None]
         if problems:
             raise HarnessError("; ".join(problems[:3]))
+        first_node = self._nodes[min(self._nodes)]  # of both runs
+        if (pod := first_node.pod) is not None:
+            own = container_of(first_node.hand(PROCESSES).name)
+            self._require_none(find_earlier_hand(self._api, pod.name, own))
 
     def ranks(self) -> dict[int, str]:
         """Return rank -> node, as the processes of the job show them.

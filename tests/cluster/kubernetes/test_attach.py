@@ -272,6 +272,29 @@ def test_what_may_not_happen_is_refused_before(
     stateful.wait_for_step(step + 1)
 
 
+def test_a_second_run_in_the_job_is_refused(
+    stateful: TrainingJob, tmp_path: Path, files: tuple[Path, Path]
+) -> None:
+    """The first one is killed then, and the job can be attached to at once."""
+    watch, image = files
+    command = [sys.executable, "-m", "chaoskit", "attach", stateful.reference, "--yes"]
+    command += ["--namespace", stateful.namespace, "--watch", str(watch), "--fault", SLOW_RANK]
+    command += ["--hand-image", str(image), "--observe-s", "60"]
+    command += ["--report", str(tmp_path / "report")]
+    fault = Straggle(rank=1, after_s=1.0, how="quota", cpu_fraction=0.3, steps=3)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        journals = tmp_path / "report" / "001-statefulset-llama" / "journal"
+        wait_until(lambda: journals.is_dir() and read_events(journals, Event.LOGGED), "a step")
+        with pytest.raises(BadInput, match="is a hand that runs") as refused:
+            broken(stateful, tmp_path / "second", fault)
+        assert first.poll() is None
+        first.kill()
+    assert (refused.value.field, refused.value.value) == ("job", stateful.reference)
+    assert any(name in refused.value.remedy for name in ("llama-0", "llama-1", "llama-2"))
+    outcome = broken(stateful, tmp_path / "third", fault, observe_s=1.0)
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     """The files of a user: the patterns of the log, and the image of hands."""
