@@ -267,12 +267,13 @@ def _missing(
     Several processes with the rank are reported, too: which of them trained is not known.
     """
     own_holders = [holder for holder in holders if holder.is_process(target)]
+    ends_ns = [holder.gone_ns for holder in own_holders if holder.gone_ns is not None]
     if not own_holders:
         yield f"no node recorded that process {target.pid} of {target.node} had rank {target.rank}"
-    elif _ends_a_process(injection) and all(holder.gone_ns is None for holder in own_holders):
+    elif _ends_a_process(injection) and not ends_ns:
         yield f"{target.node} did not record the end of process {target.pid}"
-    elif _ends_a_process(injection) and not own_holders[0].is_command:
-        yield from _missing_restart(target, holders, lines)
+    elif ends_ns and not injection.fault.whole_node and not own_holders[0].is_command:
+        yield from _missing_restart(target, max(ends_ns), holders, lines)
     rivals = [
         holder
         for holder in holders
@@ -286,15 +287,21 @@ def _missing(
 
 
 def _missing_restart(
-    target: Struck, holders: Sequence[_Holder], lines: Sequence[CommandLogLine]
+    target: Struck, ended_ns: int, holders: Sequence[_Holder], lines: Sequence[CommandLogLine]
 ) -> Iterator[str]:
-    """Yield a problem if the training went on and the killed rank was never started again.
+    """Yield a problem if the training went on and the rank that ended was never started again.
 
     A job that trains on without the rank is not the planned job, but its log shows steps of the
-    other ranks.
+    other ranks. A fault that does not kill, such as a stop, may lead its launcher to end the rank.
+
+    Args:
+        target: the process that was struck.
+        ended_ns: its end, or when its node noticed that.
+        holders: all processes that had a rank.
+        lines: the log lines.
     """
     shown_ns = max((line.t_ns for line in lines if line.step is not None), default=0)
-    if shown_ns < target.injected_ns + _COMES_BACK_S * 1e9:
+    if shown_ns < max(target.injected_ns, ended_ns) + _COMES_BACK_S * 1e9:
         return
     if not any(
         holder.rank == target.rank and holder.found_ns > target.injected_ns for holder in holders

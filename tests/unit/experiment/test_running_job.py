@@ -20,7 +20,7 @@ from chaoskit.experiment.run.running_job import (
     why_unclear,
 )
 from chaoskit.experiment.twin.command_twin import taken_nodes, unfinished
-from chaoskit.faults import Kill
+from chaoskit.faults import DeletePod, Fault, Hang, Kill, Straggle
 from chaoskit.journal import Journal
 from chaoskit.stacks import LogPatterns
 from chaoskit.vocabulary import Event, RunEnd, Verdict
@@ -200,4 +200,31 @@ def test_a_step_that_was_read_after_the_strike_was_not_known_then(
     at_step_2 = replace(EXPERIMENT, faults=(Kill(rank=1, at_step=2),))
     run = run_of(RunEnd.OBSERVED, 20, step(2, 2), late_step, struck(3), step(5, 4), node1=ranks)
     checks = audit(replace(run, experiment=at_step_2), is_whole=True)
+    assert [check.verdict for check in checks] == verdicts, checks
+
+
+@pytest.mark.parametrize(
+    ("fault", "found_again_s", "verdicts"),
+    [
+        (Kill(rank=1, at_step=2), None, [Verdict.UNKNOWN]),
+        (Hang(rank=1, at_step=2), None, [Verdict.UNKNOWN]),
+        (Straggle(rank=1, at_step=2, how="quota"), None, [Verdict.UNKNOWN]),
+        (Hang(rank=1, at_step=2), 8.0, []),
+        (DeletePod(rank=1, at_step=2), None, []),  # the place without a container is unknown
+    ],
+)
+def test_a_struck_rank_that_ended_must_be_started_again(
+    run_of: Callable[..., CommandRun],
+    fault: Fault,
+    found_again_s: float | None,
+    verdicts: list[Verdict],
+) -> None:
+    """The launcher has ended the rank, and the log shows steps of the others."""
+    rank = {"rank": 1, "pid": 9, "ticks": 5, "variable": "RANK"}
+    ranks = [(0, Event.RANK_FOUND, rank), (6.0, Event.RANK_GONE, rank)]
+    if found_again_s is not None:
+        ranks.append((found_again_s, Event.RANK_FOUND, {**rank, "pid": 10, "ticks": 6}))
+    steps = [step(2, 2), struck(3), step(12, 3)]
+    run = run_of(RunEnd.OBSERVED, 20, *steps, node1=ranks)
+    checks = audit(replace(run, experiment=replace(EXPERIMENT, faults=(fault,))), is_whole=True)
     assert [check.verdict for check in checks] == verdicts, checks
