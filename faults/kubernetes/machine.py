@@ -39,6 +39,8 @@ _EMPTIED = (
     "has none of them any more, or says that they have ended"
 )
 _EMPTIED_IMPACT = "the nodes on it are given up; with grace and an elastic policy they leave"
+#: A job that runs already has no supervisors: the API server asks the kubelet for logs.
+_SILENCE_SOURCE = "the streams to supervisors there, or the requests to its kubelet"
 _STANDS_S = 0.3  # longest wait of the rank for the command: others would take it for hung
 
 
@@ -119,7 +121,8 @@ class LoseMachine(Fault):
         "one machine of the cluster is gone in silence, with every pod that is on it"
     )
     evidence: ClassVar[str] = (
-        "the command ended well, and no supervisor of the run on that machine answers any more"
+        "the command ended well, and nothing on that machine answers any more: no supervisor of the run, "
+        "or no kubelet if the job has no supervisors"
     )
     stands_for: ClassVar[str] = "machines that lose their power or their network"
     counted: ClassVar[tuple[IncidentKind, ...]] = (
@@ -153,10 +156,8 @@ class LoseMachine(Fault):
             await target.seen(lambda: machine.shown() or None, limit_s=_STANDS_S)
             target.release()
             await target.seen(lambda: machine.shown() == 2 or None)
-            words = f"the machine of {', '.join(lost)} does not answer, nor does any other supervisor of the run there"
-            yield MachineSilent(
-                subject=target.whole_node, source="the streams to the supervisors there", seen=words
-            )
+            words = f"the machine of {', '.join(lost)} does not answer, nor does anything of the run there"
+            yield MachineSilent(subject=target.whole_node, source=_SILENCE_SOURCE, seen=words)
             if self.back_after_s is None:
                 await target.until_end()
             else:

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.injecting import injecting, target_of
 from support.nodes.api_server import ApiServer, api_server, refusal
 from support.waiting import stays, wait_until
 
@@ -45,6 +47,7 @@ from chaoskit.substrate.kubernetes.pods.actions import (
     PodPreemption,
 )
 from chaoskit.substrate.undo import UndoLog
+from faults import LoseMachine
 
 PODS = "/api/v1/namespaces/chaos/pods"
 NODE = "/api/v1/nodes/m1"
@@ -476,6 +479,23 @@ def test_a_lost_machine_is_shown_by_its_silence(cluster: Cluster) -> None:
     wait_until(lambda: loss.shown() == 2, "the silence")
     faults.close()
     assert commands == [("power-cut", "m1"), ("undo power-cut", "m1")]
+
+
+def test_the_evidence_of_a_lost_machine_is_right_without_supervisors(
+    cluster: Cluster, undo: UndoLog
+) -> None:
+    """An attached job has none: the silence is that of the kubelet."""
+    faults = machine_faults(cluster, [], cluster.requests())
+    cluster.answers["GET", LOG] = None
+    nodes = SimpleNamespace(together=lambda node: (node,), apply=faults.apply)
+    target = target_of(undo, nodes, node="llama-1")
+    with injecting(LoseMachine(rank=1, after_s=1.0), target) as injection:
+        assert injection.is_seen()
+    (evidence,) = injection.evidence
+    faults.close()
+    assert str(evidence).startswith("the machine of llama-1 does not answer")
+    assert "supervisor" not in str(evidence)
+    assert "kubelet" in evidence.source
 
 
 def test_the_machine_of_a_pod_that_ends_is_left_alone(cluster: Cluster) -> None:
