@@ -106,7 +106,7 @@ class NodeUnreachable(HarnessError):
     """A node does not answer, or is taken to be gone; its processes may still run."""
 
 
-class Unanswered(NodeUnreachable):
+class RequestUnanswered(NodeUnreachable):
     """A node has not answered a request to act: it may have acted."""
 
 

@@ -170,7 +170,7 @@ class NodeFrozen(Evidence, frozen=True, kw_only=True):
 
 
 class MachineSilent(InWords, frozen=True, kw_only=True):
-    """Nothing on the machine of a node answers any more: no supervisor of the run, or no kubelet."""
+    """The machine of a node does not answer any more: no supervisor of the run, or no kubelet."""
 
     subject: WholeNode
 

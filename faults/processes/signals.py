@@ -9,7 +9,7 @@ import contextlib
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 
-from chaoskit.errors import NodeUnreachable, Unanswered
+from chaoskit.errors import NodeUnreachable, RequestUnanswered
 from chaoskit.faults.evidence import NodeGone, ProcessEnded, WholeNode
 from chaoskit.faults.target import ProcessExit, Target
 from chaoskit.process import linux
@@ -34,7 +34,7 @@ def look_up(target: Target, node: str = "") -> list[Process]:
 def signal_all(processes: Iterable[Process], signum: int) -> None:
     """Send a signal to each process that still exists.
 
-    Raises HarnessError if a node cannot be reached: :class:`Unanswered`, if a process of it has
+    Raises HarnessError if a node cannot be reached: :class:`RequestUnanswered`, if a process of it has
     got the signal.
     """
     has_acted = False
@@ -46,7 +46,7 @@ def signal_all(processes: Iterable[Process], signum: int) -> None:
             continue
         except NodeUnreachable as error:
             if has_acted:
-                raise Unanswered(str(error)) from None
+                raise RequestUnanswered(str(error)) from None
             raise
 
 

@@ -19,7 +19,7 @@ from chaoskit.attach.hands.pod_rules import (
     narrowed_nodes,
     why_not,
 )
-from chaoskit.errors import HarnessError, NodeUnreachable, Unanswered
+from chaoskit.errors import HarnessError, NodeUnreachable, RequestUnanswered
 from chaoskit.substrate.core.actions import Action, Applied
 from chaoskit.substrate.core.traffic import Block, Narrow, Way
 
@@ -337,7 +337,9 @@ class HandEffects:
             self.parts = [part for part in self.parts if part.has_begun]
             self.lift()
             # rules of a hand that did not answer may drop packets until their time is over
-            raise next((error for error in errors if isinstance(error, Unanswered)), errors[0])
+            raise next(
+                (error for error in errors if isinstance(error, RequestUnanswered)), errors[0]
+            )
         with self._lock:
             keep(self)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.injecting import target_of
 
-from chaoskit.errors import FaultBroken, HarnessError, NodeUnreachable, Unanswered
+from chaoskit.errors import FaultBroken, HarnessError, NodeUnreachable, RequestUnanswered
 from chaoskit.experiment.injection.injection import Injection
 from chaoskit.experiment.injection.injector import Injector
 from chaoskit.experiment.judge.fault_audit import audit
@@ -382,7 +382,7 @@ async def not_reached(target: Target) -> AsyncIterator[Evidence]:
 
 
 def test_a_fault_whose_node_is_not_reached_is_planned_again(run: Run) -> None:
-    """Nothing is recorded of the strike, and the fault can strike again."""
+    """The strike leaves no record, and the fault can strike again."""
     run.strike(not_reached, is_patient=True)
     (injection,) = run.injector.injections
     assert (injection.state, injection.unreached) == ("planned", "node0 has no hand")
@@ -397,7 +397,7 @@ def test_a_fault_that_may_have_acted_never_strikes_again(run: Run, acts_first: b
         if acts_first:
             await target.sleep(0.0)
             raise NodeUnreachable("it has ended")
-        raise Unanswered("it did not answer kill")
+        raise RequestUnanswered("it did not answer kill")
         yield
 
     run.strike(story, is_patient=True)
