@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES
+from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandMeans
 from chaoskit.errors import BadInput
 from chaoskit.faults import Fault, Preempt
 from chaoskit.substrate.core.actions import (
@@ -36,11 +36,13 @@ from chaoskit.substrate.kubernetes.pods.actions import (
     PodPreemption,
 )
 
-FaultHand = Literal["processes", "network", "API", "machine"]
+FaultHand = Literal["processes", "exec in the container", "network", "API", "machine"]
 
 API: FaultHand = "API"
 MACHINE: FaultHand = "machine"
-FAULT_HANDS: tuple[FaultHand, ...] = (PROCESSES, NETWORK, API, MACHINE)
+#: A hand on processes that is started by exec in the container of its target.
+EXEC: FaultHand = "exec in the container"
+FAULT_HANDS: tuple[FaultHand, ...] = (PROCESSES, EXEC, NETWORK, API, MACHINE)
 
 #: Actions on a machine, which strike all pods of the job that are on it.
 MACHINE_WIDE: frozenset[type[Action]] = frozenset({MachineLoss, MachineDrain, MachineTaint})
@@ -56,6 +58,7 @@ _HANDS: dict[type[Action], FaultHand] = {
     MachineTaint: API,
     MachineLoss: MACHINE,
 }
+_BY_IMAGE = HandMeans()
 _NO_CGROUP = "no hand may change the cgroup of its target"
 #: Remedies for actions that no hand can do.
 _REMEDIES: dict[type[Action], str] = {
@@ -80,11 +83,15 @@ _NO_LOSS = (
 )
 
 
-def hand_of(fault: Fault) -> frozenset[FaultHand]:
+_NO_NETWORK = "name an image of hands: a hand by exec has no right to change the pod's network"
+
+
+def hand_of(fault: Fault, means: HandMeans = _BY_IMAGE) -> frozenset[FaultHand]:
     """Return the hands that a fault needs.
 
     Args:
         fault: the fault.
+        means: the means by which hands are started. Default: by an image.
 
     Raises:
         BadInput: if no hand can do it; the remedy names what would make it possible.
@@ -103,10 +110,14 @@ def hand_of(fault: Fault) -> frozenset[FaultHand]:
         raise BadInput("faults", str(fault), f"{_ALTERNATIVES}, {remedy}")
     if isinstance(fault, Preempt):
         raise BadInput("faults", str(fault), _NO_PREEMPT)
-    hands = frozenset(_HANDS[action] for action in fault.needs)
+    hands = frozenset(_HANDS[action] for action in fault.needs) or frozenset({PROCESSES})
     if fault.ends_node and hands == {NETWORK}:
         raise BadInput("faults", str(fault), _NO_LOSS)
-    return hands or frozenset({PROCESSES})
+    if NETWORK in hands and means.by_exec and means.image is None:
+        raise BadInput("faults", str(fault), _NO_NETWORK)
+    if PROCESSES in hands and means.by_exec:
+        hands = hands - {PROCESSES} | {EXEC}
+    return hands
 
 
 def strikes_machine(fault: Fault) -> bool:

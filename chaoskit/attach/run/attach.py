@@ -20,7 +20,7 @@ from chaoskit.attach.guards.abort_conditions import parse_conditions
 from chaoskit.attach.guards.abort_watch import AbortWatch
 from chaoskit.attach.guards.guard_rails import GuardRails, check_guard_rails
 from chaoskit.attach.guards.guarded_job import guarded_job, owner_labels
-from chaoskit.attach.hands.hand_container import HandImage
+from chaoskit.attach.hands.hand_container import HandImage, HandMeans
 from chaoskit.attach.jobs.find import FoundJob, find_job
 from chaoskit.attach.pods.checks import require_action_rights, require_machines
 from chaoskit.attach.pods.machine_pods import job_uids
@@ -31,7 +31,7 @@ from chaoskit.attach.run.plan import (
     require_faults,
     without_ranks,
 )
-from chaoskit.attach.run.substrate import AttachedSubstrate
+from chaoskit.attach.run.substrate import AttachedSubstrate, needs_network
 from chaoskit.errors import BadInput
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.plan.command_plan import CommandExperiment
@@ -42,11 +42,14 @@ from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.patterns import patterns_of
 from chaoskit.substrate.core.actions import Action
 from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
-from chaoskit.substrate.kubernetes.api.rights import HAND_RIGHTS, LOG_RIGHTS
+from chaoskit.substrate.kubernetes.api.rights import EXEC_RIGHTS, HAND_RIGHTS, LOG_RIGHTS
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.typed import typed_arguments
 
-_IMAGE_REMEDY = "name the image of hands (docker build --target hand), or set CHAOSKIT_HAND_IMAGE"
+_IMAGE_REMEDY = (
+    "name the image of hands (docker build --target hand), or set CHAOSKIT_HAND_IMAGE; "
+    "or ask for hands by exec, where none can be pulled"
+)
 
 _FILE_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 
@@ -99,6 +102,7 @@ def attach(
     watch: LogPatterns | Path | str,
     faults: Sequence[Fault],
     image: HandImage | str = "",
+    exec_hands: bool = False,
     namespace: str = "",
     context: str = "",
     container: str = "",
@@ -118,6 +122,8 @@ def attach(
         faults: the faults that strike the job.
         image: the image of hands, or a file of :class:`HandImageFile`; "" for that of
             ``CHAOSKIT_HAND_IMAGE``.
+        exec_hands: True to start hands on processes by exec in the container that trains, instead
+            of by an image. They need the right ``pods/exec``, and python3 in that container.
         namespace: the namespace of the job; "" for that of ``CHAOSKIT_KUBERNETES_NAMESPACE``, else
             that of the context.
         context: context of the kubeconfig; "" for the current one.
@@ -135,7 +141,8 @@ def attach(
         ApiError: if the API server does not answer.
         HarnessError: if chaoskit itself failed.
     """
-    patterns, hand_image, typed = _patterns(watch), _hand_image(image), require_faults(faults)
+    patterns, means = _patterns(watch), _hand_means(image, by_exec=exec_hands)
+    typed = require_faults(faults, means)
     settings, limits = attach_settings(**plan), limits or AttachLimits()
     limits.rails.validate()
     conditions = parse_conditions(limits.abort)
@@ -145,16 +152,16 @@ def attach(
     with closing(client) as api, AbortWatch(conditions, aborts.append):
         job = find_job(api, reference, container=container)
         substrate = AttachedSubstrate(
-            api, job, hand_image, options, limits.rails, lambda: aborts[0] if aborts else ""
+            api, job, means, options, limits.rails, lambda: aborts[0] if aborts else ""
         )
         with closing(substrate):
-            _require_cluster(api, job, typed, options, substrate, limits)
+            _require_cluster(api, job, typed, means, options, substrate, limits)
             substrate.reach(_actions(typed))
             ranks = substrate.ranks()
             if not ranks:
                 raise without_ranks(job, substrate.why_no_ranks())
             experiment = plan_attached(job, ranks, patterns, typed, settings)
-            _ask(api, job, hand_image, experiment, ranks, limits)
+            _ask(api, job, means, experiment, ranks, limits)
             if aborts:
                 raise BadInput("abort", aborts[0], "wait until it does not hold")
             with Harness(substrate, directory) as harness:
@@ -170,6 +177,7 @@ def _require_cluster(
     api: KubernetesApi,
     job: FoundJob,
     faults: Sequence[Fault],
+    means: HandMeans,
     options: KubernetesOptions,
     substrate: AttachedSubstrate,
     limits: AttachLimits,
@@ -184,7 +192,12 @@ def _require_cluster(
         ApiError: if the server does not answer.
     """
     actions = _actions(faults)
-    require_rights(api, (*LOG_RIGHTS, *HAND_RIGHTS))
+    by_image = not means.by_exec or needs_network(actions)
+    hand_rights = [
+        *(HAND_RIGHTS if by_image else ()),
+        *(EXEC_RIGHTS if means.by_exec else ()),
+    ]
+    require_rights(api, dict.fromkeys([*LOG_RIGHTS, *hand_rights]))
     require_action_rights(api, actions)
     machines = {place.pod.node for place in job.places.places if place.pod is not None}
     own_uids = job_uids(api, job.membership)
@@ -196,7 +209,7 @@ def _require_cluster(
 def _ask(
     api: KubernetesApi,
     job: FoundJob,
-    image: HandImage,
+    means: HandMeans,
     experiment: CommandExperiment,
     ranks: Mapping[int, str],
     limits: AttachLimits,
@@ -210,7 +223,7 @@ def _ask(
     guarded = check_guard_rails(
         api, job, experiment.faults, limits.rails, ranks=ranks, nodes=limits.nodes
     )
-    rows = preview_faults(api, job, guarded, experiment.faults, image)
+    rows = preview_faults(api, job, guarded, experiment.faults, means)
     for row in rows:
         if row.refusal:
             raise BadInput("faults", row.fault, row.refusal)
@@ -229,13 +242,19 @@ def _patterns(watch: LogPatterns | Path | str) -> LogPatterns:
     return patterns_of(settings)
 
 
+def _hand_means(image: HandImage | str, *, by_exec: bool) -> HandMeans:
+    """Return the means by which hands are started. Raises BadInput if there are none."""
+    named = image or os.environ.get("CHAOSKIT_HAND_IMAGE", "")
+    if not named and not by_exec:
+        raise BadInput("image", named, _IMAGE_REMEDY)
+    return HandMeans(_hand_image(named) if named else None, by_exec)
+
+
 def _hand_image(image: HandImage | str) -> HandImage:
-    """Return the image of hands. Raises BadInput if none is named."""
+    """Return the image of hands. Raises BadInput if its file is not valid."""
     if isinstance(image, HandImage):
         return image
-    name = image or os.environ.get("CHAOSKIT_HAND_IMAGE", "")
-    if not name:
-        raise BadInput("image", name, _IMAGE_REMEDY)
+    name = image
     if not name.endswith(_FILE_SUFFIXES):
         return HandImage(name)
     settings = read_document("image", Path(name))

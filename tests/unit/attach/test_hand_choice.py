@@ -12,11 +12,13 @@ import pytest
 
 from chaoskit.attach.guards.hand_choice import (
     API,
+    EXEC,
     FAULT_HANDS,
     MACHINE,
     hand_of,
     strikes_machine,
 )
+from chaoskit.attach.hands.hand_container import HandImage, HandMeans
 from chaoskit.errors import BadInput
 from chaoskit.faults import (
     CATALOGUE,
@@ -96,6 +98,17 @@ def test_facts_of_the_classes_decide() -> None:
     assert not strikes_machine(Kill(rank=1, at_step=2))
     with pytest.raises(BadInput, match="inside a process"):
         hand_of(Hang(rank=1, at_step=2, how="gil"))
+
+
+def test_a_hand_by_exec_acts_on_processes_and_never_on_the_network() -> None:
+    by_exec = HandMeans(by_exec=True)
+    assert hand_of(Kill(rank=1, at_step=2), by_exec) == {EXEC}
+    assert hand_of(DeletePod(rank=1, at_step=2), by_exec) == {API}
+    with pytest.raises(BadInput, match="name an image of hands"):
+        hand_of(Cut(rank=1, at_step=2), by_exec)
+    both = HandMeans(HandImage("registry/hand:1"), by_exec=True)
+    assert hand_of(Cut(rank=1, at_step=2), both) == {"network"}
+    assert hand_of(Kill(rank=1, at_step=2), both) == {EXEC}
 
 
 class ColdPlate(Action, frozen=True):
