@@ -58,11 +58,14 @@ _HANDS: dict[type[Action], FaultHand] = {
     MachineTaint: API,
     MachineLoss: MACHINE,
 }
+#: Further actions of a hand that is in the cgroup of its target.
+_HANDS_BY_EXEC: dict[type[Action], FaultHand] = {CapCpu: EXEC}
 _BY_IMAGE = HandMeans()
 _NO_CGROUP = "no hand may change the cgroup of its target"
 #: Remedies for actions that no hand can do.
 _REMEDIES: dict[type[Action], str] = {
-    CapCpu: f"use Straggle(how='quota'), or lower the CPU limit of the job's pods: {_NO_CGROUP}",
+    CapCpu: "use exec_hands=True, or Straggle(how='quota'): only a hand by exec is in the cgroup of "
+    "its target, and may load it",
     Degrade: "use Loss or Bandwidth: no hand can delay packets",
     Unplug: "use Cut: no hand may take down the link of its pod",
     Freeze: "use how='signal', which stops each process: no hand has the kernel's freezer",
@@ -96,10 +99,11 @@ def hand_of(fault: Fault, means: HandMeans = _BY_IMAGE) -> frozenset[FaultHand]:
     Raises:
         BadInput: if no hand can do it; the remedy names what would make it possible.
     """
+    by_action = _HANDS | _HANDS_BY_EXEC if means.by_exec else _HANDS
     for action in fault.needs:
-        if action in _REMEDIES:
+        if action not in by_action and action in _REMEDIES:
             raise BadInput("faults", str(fault), _REMEDIES[action])
-        if action not in _HANDS:
+        if action not in by_action:
             remedy = f"{_ALTERNATIVES}: no hand carries out {action.__name__}"
             raise BadInput("faults", str(fault), remedy)
     if fault.of_runtime and not strikes_machine(fault):
@@ -110,7 +114,7 @@ def hand_of(fault: Fault, means: HandMeans = _BY_IMAGE) -> frozenset[FaultHand]:
         raise BadInput("faults", str(fault), f"{_ALTERNATIVES}, {remedy}")
     if isinstance(fault, Preempt):
         raise BadInput("faults", str(fault), _NO_PREEMPT)
-    hands = frozenset(_HANDS[action] for action in fault.needs) or frozenset({PROCESSES})
+    hands = frozenset(by_action[action] for action in fault.needs) or frozenset({PROCESSES})
     if fault.ends_node and hands == {NETWORK}:
         raise BadInput("faults", str(fault), _NO_LOSS)
     if NETWORK in hands and means.by_exec and means.image is None:

@@ -18,6 +18,7 @@ import msgspec
 from chaoskit.attach.fault_preview import FaultPreview, preview_faults
 from chaoskit.attach.guards.abort_conditions import parse_conditions
 from chaoskit.attach.guards.abort_watch import AbortWatch
+from chaoskit.attach.guards.cpu_limits import require_cpu_limits
 from chaoskit.attach.guards.guard_rails import GuardRails, check_guard_rails
 from chaoskit.attach.guards.guarded_job import guarded_job, owner_labels
 from chaoskit.attach.hands.hand_container import HandImage, HandMeans
@@ -202,6 +203,7 @@ def _require_cluster(
     machines = {place.pod.node for place in job.places.places if place.pod is not None}
     own_uids = job_uids(api, job.membership)
     require_machines(api, options, actions, machines, substrate.run_name, own_uids)
+    require_cpu_limits(job, faults)
     limits.rails.check_job(guarded_job(job, {}, owner_labels(api, job)), limits.nodes)
     substrate.require_hands(actions)
 

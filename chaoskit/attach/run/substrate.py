@@ -12,6 +12,7 @@ from pathlib import Path
 
 from chaoskit.attach.guards.guard_rails import GuardRails
 from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandMeans, HandRole
+from chaoskit.attach.hands.load import HandLoad
 from chaoskit.attach.hands.start import HandPod, why_no_hand
 from chaoskit.attach.hands.throttle import HandThrottle
 from chaoskit.attach.hands.traffic import HandTraffic
@@ -193,6 +194,7 @@ class AttachedSubstrate:
                 nodes=list(nodes),
             ),
             HandThrottle(lambda node: nodes[node].hand(PROCESSES)),
+            HandLoad(lambda node: nodes[node].hand(PROCESSES)),
             AttachedPodBackend(pods, requests, Preemptions(api, pods, requests, undo), containers),
             machine_backend(api, machine_pods, self._options, self.run_name, own_uids, undo),
         ]

@@ -7,21 +7,32 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.hand.in_pods import pod, status
+from support.jobs.training import TrainingJob, training
 from support.nodes import pods
 from support.waiting import stays, wait_until
 
+from chaoskit import LogPatterns
+from chaoskit.attach.fault_preview import FaultPreview
 from chaoskit.attach.hands.hand_container import PROCESSES, ContainerExec
 from chaoskit.attach.hands.hand_kernel import HandKernel
 from chaoskit.attach.hands.start import HandPod, start_hand, why_no_hand
-from chaoskit.errors import HarnessError
+from chaoskit.attach.run.attach import AttachLimits, attach
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.faults import Cut, Kill, KillContainer, LimitCpu, Straggle
+from chaoskit.faults.base import Fault
 from chaoskit.hand import PROGRAM_NAME
+from chaoskit.journal import read_events
+from chaoskit.runlog.outcome import Outcome
 from chaoskit.substrate.core.launched_ranks import LaunchedRank
 from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
+from chaoskit.vocabulary import Event, Verdict
 
 pytestmark = pytest.mark.skipif(
     bool(pods.unavailable()), reason=f"Kubernetes: {pods.unavailable()}"
@@ -143,3 +154,123 @@ def test_a_container_without_python_is_refused(api: KubernetesApi) -> None:
         former = HandPod(name, "the UID of an earlier pod")
         with pytest.raises(HarnessError, match="another one has its name"):
             start_hand(api, former, "main", PROCESSES, ContainerExec())
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
+LIMIT = "400m"
+
+
+@pytest.fixture(scope="module")
+def stateful() -> Iterator[TrainingJob]:
+    """A StatefulSet of three pods with torchrun and a CPU limit, which trains without pauses."""
+    with training("statefulset", step_s=0.0, cpu_limit=LIMIT) as job:
+        yield job
+
+
+@pytest.fixture(autouse=True)
+def no_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no image of hands, and the cluster of the tests."""
+    monkeypatch.setenv("KUBECONFIG", os.environ[pods.VARIABLE_OF_TESTS])
+    monkeypatch.delenv("CHAOSKIT_HAND_IMAGE", raising=False)
+
+
+def broken(job: TrainingJob, directory: Path, fault: Fault, **settings: Any) -> Outcome:
+    """Inject a fault by exec, and return the outcome."""
+    outcome = attach(
+        job.reference,
+        namespace=job.namespace,
+        watch=WATCH,
+        faults=[fault],
+        exec_hands=True,
+        directory=directory,
+        **{"max_lost_steps": 10, "deadline_s": 240.0, "stalled_s": 200.0, **settings},
+    )
+    for name in pods.pods(f"app={job.name}"):
+        assert not pods.pods()[name]["spec"].get("ephemeralContainers")
+    return outcome
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Kill(rank=1, after_s=0.5),
+        KillContainer(rank=1, after_s=0.5),
+        Straggle(rank=1, after_s=0.5, how="quota", cpu_fraction=0.3, steps=3),
+    ],
+    ids=lambda fault: fault.kind,
+)
+def test_faults_in_processes_need_no_image(
+    stateful: TrainingJob, tmp_path: Path, fault: Fault
+) -> None:
+    previews: list[FaultPreview] = []
+
+    def confirm(rows: Sequence[FaultPreview]) -> bool:
+        previews.extend(rows)
+        return True
+
+    outcome = broken(stateful, tmp_path, fault, limits=AttachLimits(confirm=confirm))
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    assert [row.hands for row in previews] == [("exec in the container",)]
+
+
+def test_load_limits_the_cpu_time_of_a_node(stateful: TrainingJob, tmp_path: Path) -> None:
+    fault = LimitCpu(rank=1, after_s=0.5, cores=0.1, lift_after_s=4.0)
+    outcome = broken(stateful, tmp_path, fault, observe_s=4.0)
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    (lifted,) = read_events(Path(outcome.directory) / "journal", Event.LIFTED)
+    (injected,) = read_events(Path(outcome.directory) / "journal", Event.EVIDENCE)[:1]
+    times_ns = [step.at_ns for step in stateful.recorded_steps() if step.rank == 0]
+
+    def steps_per_s(begin_ns: float, end_ns: float) -> float:
+        """Return the rate of steps by the clock beside the cluster."""
+        count = sum(begin_ns <= at_ns < end_ns for at_ns in times_ns)
+        return count / (end_ns - begin_ns) * 1e9
+
+    under_load = steps_per_s(injected.t_ns, lifted.t_ns)
+    afterwards = steps_per_s(lifted.t_ns + 1e9, lifted.t_ns + 4e9)
+    print(f"{under_load:.1f} steps/s under load, {afterwards:.1f} afterwards")
+    assert under_load < 0.8 * afterwards
+
+
+@pytest.mark.parametrize(
+    ("fault", "part"),
+    [
+        (LimitCpu(rank=1, after_s=1.0, cores=0.4), "use cores below 0.4"),
+        (Cut(rank=1, after_s=1.0), "name an image of hands"),
+    ],
+)
+def test_what_a_hand_by_exec_cannot_do_is_refused(
+    stateful: TrainingJob, tmp_path: Path, fault: Fault, part: str
+) -> None:
+    with pytest.raises(BadInput, match=part):
+        broken(stateful, tmp_path, fault)
+
+
+@pytest.mark.slow
+def test_the_command_and_a_suite_ask_for_it(stateful: TrainingJob, tmp_path: Path) -> None:
+    watch = tmp_path / "watch.yaml"
+    watch.write_text(r"step: 'step (\d+)'")
+    slow = "Straggle(rank=1, after_s=0.5, how='quota', cpu_fraction=0.3, steps=3)"
+    where = ["--namespace", stateful.namespace, "--watch", str(watch)]
+    command = [sys.executable, "-m", "chaoskit", "attach", stateful.reference, "--fault", slow]
+    command += [*where, "--exec-hands", "--yes", "--observe-s", "1"]
+    ended = subprocess.run(
+        [*command, "--report", str(tmp_path / "report")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "exec in the container" in ended.stdout
+    (tmp_path / "test_llama.py").write_text(
+        "from faults import *\n\n"
+        f"def test_slow_rank(chaos):\n    chaos.attach(faults=[{slow}], observe_s=1.0)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_llama.py"]
+    command += ["--chaos-attach", stateful.reference, "--chaos-namespace", stateful.namespace]
+    command += ["--chaos-watch", str(watch), "--chaos-exec-hands"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from chaoskit.faults import (
     Fault,
     Hang,
     Kill,
+    LimitCpu,
     LoseMachine,
     LoseNode,
 )
@@ -45,13 +47,19 @@ def forms() -> Iterator[tuple[str, Fault]]:
 
 
 def answer(fault: Fault) -> str:
-    """Return the hands of a fault as the page writes them, or "" if it is refused."""
+    """Return the hands of a fault as the page writes them, or "" if it is refused.
+
+    The page has those by exec only for faults that nothing else can do.
+    """
     hands, refusal = frozenset[str](), None
+    for means in (HandMeans(), HandMeans(by_exec=True)):
+        with contextlib.suppress(BadInput):
+            hands = hands or hand_of(fault, means)
     try:
-        hands = hand_of(fault)
+        hand_of(fault)
     except BadInput as error:
         refusal = error
-    if refusal is not None:
+    if refusal is not None and not hands:
         assert (refusal.field, refusal.value) == ("faults", str(fault))
         assert "\n" not in refusal.remedy
         assert refusal.remedy.split()[0] in ("use", "run", "lower")
@@ -106,6 +114,9 @@ def test_a_hand_by_exec_acts_on_processes_and_never_on_the_network() -> None:
     assert hand_of(DeletePod(rank=1, at_step=2), by_exec) == {API}
     with pytest.raises(BadInput, match="name an image of hands"):
         hand_of(Cut(rank=1, at_step=2), by_exec)
+    assert hand_of(LimitCpu(rank=1, at_step=2), by_exec) == {EXEC}
+    with pytest.raises(BadInput, match="use exec_hands=True"):
+        hand_of(LimitCpu(rank=1, at_step=2))
     both = HandMeans(HandImage("registry/hand:1"), by_exec=True)
     assert hand_of(Cut(rank=1, at_step=2), both) == {"network"}
     assert hand_of(Kill(rank=1, at_step=2), both) == {EXEC}
