@@ -111,7 +111,16 @@ def test_ranks_are_read_and_processes_stopped_and_killed(api: KubernetesApi) -> 
         assert not pods.pods()[name]["spec"].get("ephemeralContainers")
 
 
-def test_a_stop_ends_when_the_client_is_killed(api: KubernetesApi) -> None:
+@pytest.mark.parametrize(
+    ("signum", "limit_s"),
+    [
+        (signal.SIGKILL, 5.0),  # the hand reads the end of its input
+        pytest.param(signal.SIGSTOP, 15.0, marks=pytest.mark.slow),  # it hears nothing for 10 s
+    ],
+)
+def test_a_stop_ends_without_its_client(
+    api: KubernetesApi, signum: signal.Signals, limit_s: float
+) -> None:
     with pod("exec-killed", TICKING) as name:
         wait_for_tick(name)
         arguments = [pods.namespace(), os.environ[pods.VARIABLE_OF_TESTS], *target(name)]
@@ -124,16 +133,16 @@ def test_a_stop_ends_when_the_client_is_killed(api: KubernetesApi) -> None:
             assert client.stdout.readline() == b"stopped\n"
             stopped_s = time.monotonic()
             stays(lambda: last_tick_s(name) <= stopped_s, "no tick", for_s=0.5)
-            client.kill()
-            killed_s = time.monotonic()
+            client.send_signal(signum)
+            ended_s = time.monotonic()
             wait_for_tick(name)
         finally:
             client.kill()
             client.wait()
         ticks_s = [float(line) for line in pods.log(name).splitlines()]
-        after_s = min(tick_s for tick_s in ticks_s if tick_s > killed_s) - killed_s
-        print(f"goes on {1000 * after_s:.0f} ms after the end of the client")
-        assert after_s < 5.0
+        after_s = min(tick_s for tick_s in ticks_s if tick_s > ended_s) - ended_s
+        print(f"goes on {1000 * after_s:.0f} ms after the client's {signum.name}")
+        assert after_s < limit_s
         with closing(start_hand(api, target(name), "main", PROCESSES, ContainerExec())) as hand:
             wait_until(lambda: len(hands(hand.ask("list"))) == 1, "the end of the first hand")
 
@@ -159,7 +168,7 @@ def test_a_container_without_python_is_refused(api: KubernetesApi) -> None:
 # -- runs ------------------------------------------------------------------------------------------
 
 WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
-LIMIT = "400m"
+LIMIT = "500m"
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +247,7 @@ def test_load_limits_the_cpu_time_of_a_node(stateful: TrainingJob, tmp_path: Pat
 @pytest.mark.parametrize(
     ("fault", "part"),
     [
-        (LimitCpu(rank=1, after_s=1.0, cores=0.4), "use cores below 0.4"),
+        (LimitCpu(rank=1, after_s=1.0, cores=0.5), "use cores below 0.5"),
         (Cut(rank=1, after_s=1.0), "name an image of hands"),
     ],
 )
