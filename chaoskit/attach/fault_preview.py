@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from chaoskit.attach.guards.guarded_job import GuardedJob, GuardedNode
-from chaoskit.attach.guards.hand_choice import EXEC, hand_of
+from chaoskit.attach.guards.hand_choice import hand_of
 from chaoskit.attach.guards.reach import reach_of
 from chaoskit.attach.hands.hand_container import (
+    EXEC,
     HAND_ROLES,
     NETWORK,
     PROCESSES,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandMeans
+from chaoskit.attach.hands.hand_container import EXEC, NETWORK, PROCESSES, HandMeans
 from chaoskit.errors import BadInput
 from chaoskit.faults import Fault, Preempt
 from chaoskit.substrate.core.actions import (
@@ -40,8 +40,6 @@ FaultHand = Literal["processes", "exec in the container", "network", "API", "mac
 
 API: FaultHand = "API"
 MACHINE: FaultHand = "machine"
-#: A hand on processes that is started by exec in the container of its target.
-EXEC: FaultHand = "exec in the container"
 FAULT_HANDS: tuple[FaultHand, ...] = (PROCESSES, EXEC, NETWORK, API, MACHINE)
 
 #: Actions on a machine, which strike all pods of the job that are on it.

@@ -58,6 +58,8 @@ class ContainerExec(NamedTuple):
     python: str = "python3"
 
 
+#: The start of a hand on processes by exec, in words.
+EXEC: Literal["exec in the container"] = "exec in the container"
 #: A means by which a hand is started.
 HandSource = HandImage | ContainerExec
 

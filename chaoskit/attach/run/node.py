@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from chaoskit.attach.hands.hand import Hand
-from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandMeans, HandRole
+from chaoskit.attach.hands.hand_container import EXEC, NETWORK, PROCESSES, HandMeans, HandRole
 from chaoskit.attach.hands.hand_kernel import HandKernel
 from chaoskit.attach.hands.ranks import why_unread
 from chaoskit.attach.hands.start import HandPod, start_hand
@@ -375,7 +375,10 @@ class AttachedNode:
                 cause=cause,
             )
         if life is not None:
-            self._journal.write(Event.LIFE_OBSERVED, container=self.container, **life._asdict())
+            hand = EXEC if self._parts.means.by_exec else PROCESSES
+            self._journal.write(
+                Event.LIFE_OBSERVED, container=self.container, hand=hand, **life._asdict()
+            )
         self._recorded_life = life
 
     @staticmethod

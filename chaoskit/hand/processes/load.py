@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 from .. import PROGRAM_NAME
@@ -24,37 +25,42 @@ from .cpu_group import own_cpu_group
 #: Time of a measurement of the others: before the load begins, and of each count of its effects.
 _WINDOW_S = 1.0
 _LOOKS = 10  # at the others before the load, at regular times
-_BURNERS_MAX = 64
+#: Limits of the number of children, so that the hand itself gets enough CPU time for its answers.
+_BURNERS_MIN, _BURNERS_MAX, _BURNERS_FOR_CPU = 8, 64, 16
+#: Time in which a child uses CPU time once and pauses once.
+_CYCLE_S = 0.01
 #: The load has an effect if the others use this share of their former CPU time at most ...
 _EFFECT_SHARE = 0.9
 #: ... and their threads wait for a CPU so many seconds a second longer than before.
 _EFFECT_WAIT = 0.02
-_NS = 1e9
 _SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class CpuUse(NamedTuple):
-    """The CPU time of all processes of this pid namespace but hands, up to a moment.
+    """The use of CPUs by the threads of this pid namespace but those of hands, up to a moment.
 
     Attributes:
         at_s: the moment, by ``time.monotonic``.
-        cpu_s: CPU time that each process has used, by pid and start time.
-        waited_s: time in which each thread was ready and had no CPU, by process and thread.
-        runnable: number of threads that were ready or running.
+        by_thread_ns: CPU time, and time in which it was ready and had no CPU, by pid and tid.
     """
 
     at_s: float
-    cpu_s: dict[tuple[int, int], float]
-    waited_s: dict[tuple[int, int], float]
-    runnable: int
+    by_thread_ns: dict[tuple[int, int], tuple[int, int]]
 
 
 class CpuRates(NamedTuple):
-    """The use of CPUs between two moments, in seconds a second. Both moments have the processes."""
+    """The use of CPUs between two moments, in seconds a second, by threads that live at both."""
 
     cpu: float
     waited: float
+
+
+class BurnerPlan(NamedTuple):
+    """The number of children that use CPU time, and the part of a CPU that each of them wants."""
+
+    children: int
+    duty: float
 
 
 class Load(LastingEffect):
@@ -82,7 +88,7 @@ class Load(LastingEffect):
             raise Unable(reason, "leave it fewer CPUs")
         self._group, self._cores = group, cores
         self._burners: list[int] = []
-        self._uses = [cpu_use()]
+        self._uses, self._runnable = [cpu_use()], list[int]()
         self._former = CpuRates(0.0, 0.0)
         self._latest = CpuRates(0.0, 0.0)
         self._window_periods = self._periods = 0
@@ -98,8 +104,9 @@ class Load(LastingEffect):
             return ""
         self._uses.append(cpu_use())
         if not self._burners:
+            self._runnable.append(runnable_threads())
             self._next_s = self._uses[-1].at_s + _WINDOW_S / _LOOKS
-            return self._begin() if len(self._uses) > _LOOKS else ""
+            return self._begin() if len(self._runnable) >= _LOOKS else ""
         if not any(_is_child(pid) for pid in self._burners):
             return "failed"
         self._count()
@@ -131,10 +138,11 @@ class Load(LastingEffect):
     def _begin(self) -> str:
         """Note the former use of the others, and start the children. Return why it failed, or ""."""
         self._former = rates(self._uses[0], self._uses[-1])
-        runnable = sum(use.runnable for use in self._uses) / len(self._uses)
-        for _ in range(burner_count(runnable, self._group.limit_cores, self._cores)):
+        runnable = max(self._former.cpu, sum(self._runnable) / len(self._runnable))
+        plan = burner_plan(runnable, self._group.limit_cores, self._cores)
+        for _ in range(plan.children):
             try:
-                self._burners.append(_start_burner())
+                self._burners.append(_start_burner(plan.duty))
             except OSError as error:  # such as a limit of processes
                 return str(error)
         self._begin_window()
@@ -156,8 +164,8 @@ class Load(LastingEffect):
         return self._group.throttled_periods() or 0
 
 
-def burner_count(runnable: float, limit_cores: float, cores: float) -> int:
-    """Return the number of children that leave other threads so many CPUs of a limit.
+def burner_plan(runnable: float, limit_cores: float, cores: float) -> BurnerPlan:
+    """Return the children that leave other threads so many CPUs of a limit.
 
     The kernel gives each thread that is ready an equal part of the limit.
 
@@ -166,7 +174,10 @@ def burner_count(runnable: float, limit_cores: float, cores: float) -> int:
         limit_cores: limit of all together, as a number of CPUs.
         cores: number of CPUs that the others keep.
     """
-    return min(_BURNERS_MAX, max(1, math.ceil(runnable * (limit_cores / cores - 1))))
+    wanted = runnable * (limit_cores / cores - 1)
+    most = min(_BURNERS_MAX, max(_BURNERS_MIN, round(_BURNERS_FOR_CPU * limit_cores)))
+    count = min(most, max(1, math.ceil(wanted)))
+    return BurnerPlan(count, min(1.0, wanted / count))
 
 
 def is_effect(former: CpuRates, latest: CpuRates) -> bool:
@@ -179,35 +190,39 @@ def is_effect(former: CpuRates, latest: CpuRates) -> bool:
 
 
 def rates(begin: CpuUse, end: CpuUse) -> CpuRates:
-    """Return the use of CPUs between two moments, of what lives at both."""
-    lasted_s = max(end.at_s - begin.at_s, 1e-3)
-    return CpuRates(
-        sum(end.cpu_s[key] - begin.cpu_s[key] for key in end.cpu_s.keys() & begin.cpu_s.keys())
-        / lasted_s,
-        sum(
-            end.waited_s[key] - begin.waited_s[key]
-            for key in end.waited_s.keys() & begin.waited_s.keys()
-        )
-        / lasted_s,
-    )
+    """Return the use of CPUs between two moments, of the threads that live at both."""
+    pairs = [
+        (begin.by_thread_ns[key], used_ns)
+        for key, used_ns in end.by_thread_ns.items()
+        if key in begin.by_thread_ns
+    ]
+    lasted_ns = max(end.at_s - begin.at_s, 1e-3) * 1e9
+    cpu, waited = (sum(last[kind] - first[kind] for first, last in pairs) for kind in (0, 1))
+    return CpuRates(cpu / lasted_ns, waited / lasted_ns)
 
 
 def cpu_use() -> CpuUse:
-    """Return the use of CPUs by all processes but hands and their children."""
-    cpu_s, waited_s, runnable = dict[tuple[int, int], float](), dict[tuple[int, int], float](), 0
+    """Return the use of CPUs by all threads but those of hands and their children."""
+    by_thread_ns = {}
+    for pid, tid in _other_threads():
+        schedule = (proc.read(f"/proc/{pid}/task/{tid}/schedstat") or "").split()
+        if len(schedule) > 1:
+            by_thread_ns[pid, tid] = int(schedule[0]), int(schedule[1])
+    return CpuUse(time.monotonic(), by_thread_ns)
+
+
+def runnable_threads() -> int:
+    """Return the number of threads of others that are ready or running."""
+    stats = (proc.read_stat(pid, tid) for pid, tid in _other_threads())
+    return sum(stat is not None and stat.state == "R" for stat in stats)
+
+
+def _other_threads() -> Iterator[tuple[int, int]]:
+    """Yield pid and tid of each thread but those of hands and their children."""
     for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
         stat = proc.read_stat(pid)
-        if stat is None or stat.name == PROGRAM_NAME:
-            continue
-        cpu_s[pid, stat.ticks] = stat.cpu_ticks / proc.TICKS_PER_S
-        for tid in proc.thread_ids(pid):
-            thread = proc.read_stat(pid, tid)
-            schedule = (proc.read(f"/proc/{pid}/task/{tid}/schedstat") or "").split()
-            if thread is None or len(schedule) < 2:
-                continue
-            waited_s[pid, tid] = int(schedule[1]) / _NS
-            runnable += thread.state == "R"
-    return CpuUse(time.monotonic(), cpu_s, waited_s, runnable)
+        if stat is not None and stat.name != PROGRAM_NAME:
+            yield from ((pid, tid) for tid in proc.thread_ids(pid))
 
 
 def _is_child(pid: int) -> bool:
@@ -216,17 +231,17 @@ def _is_child(pid: int) -> bool:
     return stat is not None and not stat.has_ended and stat.parent == os.getpid()
 
 
-def _start_burner() -> int:
-    """Start a child that uses CPU time until it is killed, and return its pid."""
+def _start_burner(duty: float) -> int:
+    """Start a child that uses a part of a CPU until it is killed, and return its pid."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _burn(parent)
+        _burn(parent, duty)
     return pid
 
 
-def _burn(parent: int) -> NoReturn:
-    """Use CPU time until the parent has ended."""
+def _burn(parent: int, duty: float) -> NoReturn:
+    """Use a part of a CPU until the parent has ended."""
     try:
         signal.set_wakeup_fd(-1)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
@@ -236,7 +251,9 @@ def _burn(parent: int) -> NoReturn:
             with contextlib.suppress(OSError):
                 os.close(int(descriptor))
         while os.getppid() == parent:
-            for _ in range(100_000):
+            until_s = time.process_time() + duty * _CYCLE_S  # it stands still while held back
+            while time.process_time() < until_s:
                 pass
+            time.sleep((1 - duty) * _CYCLE_S)
     finally:
         os._exit(0)

@@ -20,7 +20,7 @@ from support.waiting import stays, wait_until
 
 from chaoskit import LogPatterns
 from chaoskit.attach.fault_preview import FaultPreview
-from chaoskit.attach.hands.hand_container import PROCESSES, ContainerExec
+from chaoskit.attach.hands.hand_container import EXEC, PROCESSES, ContainerExec
 from chaoskit.attach.hands.hand_kernel import HandKernel
 from chaoskit.attach.hands.start import HandPod, start_hand, why_no_hand
 from chaoskit.attach.run.attach import AttachLimits, attach
@@ -47,7 +47,7 @@ TICKING = "import time\nwhile True: print('%.3f' % time.monotonic()); time.sleep
 #: A program that stops pid 1 of a pod by exec, and waits to be killed.
 STOPS = """
 import sys
-from chaoskit.attach.hands.hand_container import PROCESSES, ContainerExec
+from chaoskit.attach.hands.hand_container import EXEC, PROCESSES, ContainerExec
 from chaoskit.attach.hands.start import HandPod, start_hand
 from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
 namespace, kubeconfig, *pod = sys.argv[1:]
@@ -222,7 +222,9 @@ def test_faults_in_processes_need_no_image(
 
     outcome = broken(stateful, tmp_path, fault, limits=AttachLimits(confirm=confirm))
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
-    assert [row.hands for row in previews] == [("exec in the container",)]
+    assert [row.hands for row in previews] == [(EXEC,)]
+    lives = read_events(Path(outcome.directory) / "journal", Event.LIFE_OBSERVED)
+    assert {life["hand"] for life in lives} == {EXEC}
 
 
 def test_load_limits_the_cpu_time_of_a_node(stateful: TrainingJob, tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ import pytest
 
 from chaoskit.attach.guards.hand_choice import (
     API,
-    EXEC,
     FAULT_HANDS,
     MACHINE,
     hand_of,
     strikes_machine,
 )
-from chaoskit.attach.hands.hand_container import HandImage, HandMeans
+from chaoskit.attach.hands.hand_container import EXEC, HandImage, HandMeans
 from chaoskit.errors import BadInput
 from chaoskit.faults import (
     CATALOGUE,

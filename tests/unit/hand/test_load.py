@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaoskit.hand.processes.cpu_group import limit_cores
-from chaoskit.hand.processes.load import CpuRates, CpuUse, burner_count, is_effect, rates
+from chaoskit.hand.processes.load import CpuRates, CpuUse, burner_plan, is_effect, rates
+
+S = 10**9  # ns
 
 
 @given(
@@ -15,16 +17,18 @@ from chaoskit.hand.processes.load import CpuRates, CpuUse, burner_count, is_effe
     limit=st.floats(0.1, 16.0),
     share=st.floats(0.1, 0.9),
 )
-def test_the_part_that_others_keep_is_at_most_that_of_the_fault(
+def test_the_part_that_others_keep_is_that_of_the_fault(
     runnable: float, limit: float, share: float
 ) -> None:
-    count = burner_count(runnable, limit, share * limit)
-    assert 1 <= count <= 64
-    if count < 64:
-        left = limit * runnable / (runnable + count)
-        assert left <= share * limit * (1 + 1e-9)
-    if count > 1:  # one less would leave more
-        assert limit * runnable / (runnable + count - 1) > share * limit * (1 - 1e-9)
+    plan = burner_plan(runnable, limit, share * limit)
+    left = limit * runnable / (runnable + plan.children * plan.duty)
+    assert 1 <= plan.children <= 64
+    assert 0 < plan.duty <= 1
+    if plan.duty < 1:
+        assert left == pytest.approx(share * limit)
+    else:  # as many as are allowed, or just as many as are needed
+        assert left >= share * limit * (1 - 1e-9)
+        assert plan.children >= 8 or left == pytest.approx(share * limit)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,6 @@ def test_an_effect_is_less_time_and_longer_waits(latest: CpuRates, *, counts: bo
 
 
 def test_rates_are_of_what_lives_at_both_moments() -> None:
-    begin = CpuUse(10.0, {(1, 5): 3.0, (2, 6): 8.0}, {(1, 1): 1.0, (2, 2): 4.0}, 1)
-    end = CpuUse(12.0, {(1, 5): 4.0, (2, 9): 0.5}, {(1, 1): 2.0, (2, 3): 9.0}, 1)
-    assert rates(begin, end) == CpuRates(0.5, 0.5)
+    begin = CpuUse(10.0, {(1, 5): (3 * S, 1 * S), (2, 6): (8 * S, 4 * S)})
+    end = CpuUse(12.0, {(1, 5): (4 * S, 4 * S), (2, 9): (5 * S, 9 * S)})
+    assert rates(begin, end) == CpuRates(0.5, 1.5)
