@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from support.hand.in_pods import pod, status
-from support.jobs.training import TrainingJob, training
+from support.jobs.training import PodSecurity, TrainingJob, training
+from support.jobs.users import user_with
 from support.nodes import pods
 from support.waiting import stays, wait_until
 
@@ -31,6 +32,7 @@ from chaoskit.hand import PROGRAM_NAME
 from chaoskit.journal import read_events
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.substrate.core.launched_ranks import LaunchedRank
+from chaoskit.substrate.kubernetes.api import rights
 from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
 from chaoskit.vocabulary import Event, Verdict
 
@@ -202,6 +204,16 @@ def broken(job: TrainingJob, directory: Path, fault: Fault, **settings: Any) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pod_security", ["baseline", "restricted"])
+def test_levels_of_pod_security_allow_it(pod_security: PodSecurity, tmp_path: Path) -> None:
+    """Under ``restricted`` the container has no capability; under ``baseline`` it is one of root."""
+    is_root = pod_security == "baseline"
+    with training("statefulset", pod_security=pod_security, as_root=is_root) as job:
+        outcome = broken(job, tmp_path, KillContainer(rank=1, after_s=0.5))
+        assert outcome.verdict is Verdict.PASSED, outcome.reasons
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -242,7 +254,7 @@ def test_load_limits_the_cpu_time_of_a_node(stateful: TrainingJob, tmp_path: Pat
 
     under_load = steps_per_s(injected.t_ns, lifted.t_ns)
     afterwards = steps_per_s(lifted.t_ns + 1e9, lifted.t_ns + 4e9)
-    print(f"{under_load:.1f} steps/s under load, {afterwards:.1f} afterwards")
+    print(f"{under_load:.1f} steps/s under load, {afterwards:.1f} afterwards; {outcome.checks}")
     assert under_load < 0.8 * afterwards
 
 
@@ -258,6 +270,23 @@ def test_what_a_hand_by_exec_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(BadInput, match=part):
         broken(stateful, tmp_path, fault)
+
+
+@pytest.mark.slow
+def test_the_right_is_checked_before(
+    stateful: TrainingJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The role of attach lacks the right. With it, no right to ephemeral containers is needed."""
+    fault = Straggle(rank=1, after_s=0.5, how="quota", cpu_fraction=0.3, steps=3)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    of_attach = rights.of_attach_role()
+    refused = pytest.raises(BadInput, match=r"create pods/exec \(hands by exec")
+    with user_with(tmp_path, of_attach), refused:
+        broken(stateful, tmp_path, fault)
+    granted = tuple(right for right in of_attach if right not in rights.HAND_RIGHTS)
+    with user_with(tmp_path, (*granted, *rights.EXEC_RIGHTS)):
+        outcome = broken(stateful, tmp_path, fault, observe_s=1.0)
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
 
 
 @pytest.mark.slow
