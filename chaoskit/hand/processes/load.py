@@ -31,8 +31,8 @@ _BURNERS_MIN, _BURNERS_MAX, _BURNERS_FOR_CPU = 8, 64, 16
 _CYCLE_S = 0.01
 #: The load has an effect if the others use this share of their former CPU time at most ...
 _EFFECT_SHARE = 0.9
-#: ... and their threads wait for a CPU so many seconds a second longer than before.
-_EFFECT_WAIT = 0.02
+#: ... and their threads wait longer for a CPU, by this part of the time that they lost at least.
+_EFFECT_WAIT = 0.25
 _SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -185,7 +185,7 @@ def is_effect(former: CpuRates, latest: CpuRates) -> bool:
     return (
         former.cpu > 0
         and latest.cpu <= _EFFECT_SHARE * former.cpu
-        and latest.waited >= former.waited + _EFFECT_WAIT
+        and latest.waited - former.waited >= _EFFECT_WAIT * (former.cpu - latest.cpu)
     )
 
 

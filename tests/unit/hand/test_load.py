@@ -45,6 +45,7 @@ def test_limits_of_both_kinds_of_cgroups(quota: str, period: str, cores: float) 
         (CpuRates(0.2, 0.6), True),
         (CpuRates(0.4, 0.6), False),  # as much CPU time as before
         (CpuRates(0.2, 0.1), False),  # less, as it was not ready to run
+        (CpuRates(0.2, 0.14), False),
     ],
 )
 def test_an_effect_is_less_time_and_longer_waits(latest: CpuRates, *, counts: bool) -> None:
