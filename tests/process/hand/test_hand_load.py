@@ -9,11 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 from support.hand.client import HandClient, hand, no_namespaces
+from support.hand.pipes import hand_on_processes
 from support.hand.targets import Target, pid_one
 from support.waiting import wait_until
 
+from chaoskit.attach.hands.hand import HandUnable
+from chaoskit.attach.hands.load import HandLoad
 from chaoskit.hand import PROGRAM_NAME
 from chaoskit.process.linux import children, start_ticks
+from chaoskit.substrate.core.actions import CapCpu
 from chaoskit.substrate.limits.cgroup import Cgroup, unavailable
 from chaoskit.substrate.undo import UndoLog
 
@@ -25,20 +29,35 @@ LONG_S = 600.0
 
 
 @contextlib.contextmanager
-def loaded(
+def limited(
     program: str = "spinning", limit_cores: float | None = LIMIT_CORES
-) -> Iterator[tuple[HandClient, Target, Cgroup]]:
-    """Start a process as pid 1, and a hand in its namespace and its cgroup."""
+) -> Iterator[tuple[Target, Cgroup, tuple[str, ...]]]:
+    """Start a process as pid 1 in a cgroup.
+
+    Yields:
+        The process, the cgroup, and a command that starts another program beside the process.
+    """
     with pid_one(program=program) as (target, enter):
         group = Cgroup("cpu", target.pid, start_ticks(target.pid), UndoLog())
         group.limit_cpu(limit_cores)
         join = f'echo $$ > {group.path}/cgroup.procs && exec "$@"'
         try:
-            with hand("processes", prefix=("sh", "-c", join, "sh", *enter)) as client:
-                client.do("ping")
-                yield client, target, group
+            yield target, group, ("sh", "-c", join, "sh", *enter)
         finally:
             group.remove()
+
+
+@contextlib.contextmanager
+def loaded(
+    program: str = "spinning", limit_cores: float | None = LIMIT_CORES
+) -> Iterator[tuple[HandClient, Target, Cgroup]]:
+    """Start a process as pid 1, and a hand in its namespace and its cgroup."""
+    with (
+        limited(program, limit_cores) as (target, group, prefix),
+        hand("processes", prefix=prefix) as client,
+    ):
+        client.do("ping")
+        yield client, target, group
 
 
 def others_in(group: Cgroup, target: Target) -> set[int]:
@@ -99,3 +118,28 @@ def test_a_load_that_would_limit_nothing_is_refused(
         refusal = client.ask("load", cores=cores, lasts_s=LONG_S)["unable"]
         assert part in refusal["reason"]
         assert len(others_in(group, target)) == 2  # nsenter, and the hand
+
+
+def test_the_backend_counts_periods_and_lifts_the_load() -> None:
+    with limited() as (target, group, prefix), hand_on_processes(prefix=prefix) as (client, _):
+        client.ask("ping")
+        before = others_in(group, target)
+        backend = HandLoad(lambda node: client)
+        with pytest.raises(HandUnable, match="leave it fewer CPUs"):
+            backend.apply("node", CapCpu(1.0))
+        applied = backend.apply("node", CapCpu(0.03))
+        assert applied.shown() == 0
+        wait_until(applied.shown, "periods of the kernel")
+        assert applied.lift()
+        assert others_in(group, target) == before
+        assert applied.shown() > 0
+        assert applied.lift()
+
+
+def test_the_load_of_a_hand_that_is_gone_has_ended() -> None:
+    with limited() as (target, group, prefix):
+        with hand_on_processes(prefix=prefix) as (client, _):
+            applied = HandLoad(lambda node: client).apply("node", CapCpu(0.03))
+        assert applied.lift()
+        assert applied.shown() == 0
+        wait_until(lambda: not others_in(group, target), "the end of the load")
