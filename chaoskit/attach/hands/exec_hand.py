@@ -21,7 +21,7 @@ from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
 
 _SOURCES = Path(chaoskit.hand.__file__).parent
 _FRAME_BYTES = 32768
-_REMEDY = "let its image have python3, or use an image of hands instead of exec"
+_REMEDY = "let its image have python3 (3.9 or later), or use an image of hands instead of exec"
 
 
 def start_by_exec(
