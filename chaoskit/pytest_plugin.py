@@ -97,6 +97,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="image of hands, which act in the pods of that job (default: $CHAOSKIT_HAND_IMAGE)",
     )
+    group.addoption(
+        "--chaos-exec-hands",
+        action="store_true",
+        default=None,
+        help="start hands on processes by exec in the container that trains, where no image can be pulled",
+    )
     group.addoption("--chaos-seed", type=int, default=None, help="seed of every run (default: 0)")
     group.addoption(
         "--chaos-repeats",
@@ -362,6 +368,7 @@ def _attach_arguments(config: pytest.Config) -> dict[str, Any]:
         "watch": Path(file).resolve() if file else None,
         "namespace": config.getoption("chaos_namespace"),
         "image": config.getoption("chaos_hand_image"),
+        "exec_hands": config.getoption("chaos_exec_hands"),
     }
     return {name: argument for name, argument in arguments.items() if argument is not None}
 
@@ -645,8 +652,8 @@ class Chaos:
             faults: the faults to inject.
             check: fail the test unless the verdict is ``passed``.
             arguments: ``watch=LogPatterns(...)``, or a file of patterns (default: that of
-                ``--chaos-watch``); ``namespace``, ``image`` of the hands, ``context``,
-                ``container``, and those of :func:`chaoskit.attach.run.plan.attach_settings`.
+                ``--chaos-watch``); ``namespace``, ``image`` of the hands,
+                ``exec_hands``, ``context``, ``container``, and those of :func:`chaoskit.attach.run.plan.attach_settings`.
 
         Raises:
             BadInput: before anything is broken.

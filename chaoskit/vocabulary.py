@@ -108,7 +108,7 @@ class Event(StrEnum):
     RANK_GONE = "rank_gone"  # such a process has ended: rank, pid, ticks
     COMMAND_EXITED = "command_exited"  # pid, how, status
     # a place of a running job: a container that trains is observed from now on. It may be the
-    # first one, one of another pod, or a restarted one: pod, uid, machine, container, container_id, restarts
+    # first one, one of another pod, or a restarted one: pod, uid, machine, container, container_id, restarts, hand
     LIFE_OBSERVED = "life_observed"
     LIFE_ENDED = "life_ended"  # that container has ended: uid, container_id, cause
     HAND_ENDED = (

@@ -15,10 +15,11 @@ from chaoskit.attach.guards.guarded_job import GuardedJob, GuardedNode
 from chaoskit.attach.guards.hand_choice import hand_of
 from chaoskit.attach.guards.reach import reach_of
 from chaoskit.attach.hands.hand_container import (
+    EXEC,
     HAND_ROLES,
     NETWORK,
     PROCESSES,
-    HandImage,
+    HandMeans,
     HandRole,
     TargetUser,
     user_of,
@@ -32,6 +33,7 @@ from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
 
 #: Pods that are asked at the same time.
 _PARALLEL = 8
+_BY_IMAGE = HandMeans()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def preview_faults(
     job: FoundJob,
     guarded: GuardedJob,
     faults: Sequence[Fault],
-    image: HandImage | None,
+    means: HandMeans,
 ) -> tuple[FaultPreview, ...]:
     """Return the preview of faults: a row for each fault and each node that it strikes for sure.
 
@@ -78,21 +80,21 @@ def preview_faults(
         job: the job that runs.
         guarded: the same job, with its labels and ranks.
         faults: the faults, with ranks or roles.
-        image: the image of hands; None to ask for no hands.
+        means: the means by which hands are started. Roles without one are not asked for.
 
     Raises:
         ApiError: if the server does not answer.
     """
     users = _users(job)
-    rows = [row for fault in faults for row in plan_rows(guarded, fault, users)]
+    rows = [row for fault in faults for row in plan_rows(guarded, fault, users, means)]
     needed = {
         (node.name, role)
         for row in rows
         for node in guarded.nodes
         for role in HAND_ROLES
-        if image is not None and role in row.hands and row.node in ("", node.name)
+        if means.source(role) is not None and role in _roles(row) and row.node in ("", node.name)
     }
-    refusals = _ask(api, job, needed, image) if image is not None else {}
+    refusals = _ask(api, job, needed, means)
     return tuple(_with_refusal(row, refusals) for row in rows)
 
 
@@ -100,6 +102,7 @@ def plan_rows(
     job: GuardedJob,
     fault: Fault,
     users: Mapping[str, TargetUser | None],
+    means: HandMeans = _BY_IMAGE,
 ) -> list[FaultPreview]:
     """Return the rows of a fault without asking a cluster.
 
@@ -107,11 +110,12 @@ def plan_rows(
         job: the job, with its labels and ranks.
         fault: the fault.
         users: name of a node -> the user of its processes; None if it is not known.
+        means: the means by which hands are started. Default: by an image.
     """
     moment = command_moment(fault) if fault.during is None else fault.moment
     reach = reach_of(fault, job)
     try:
-        hands, refusal = hand_of(fault), ""
+        hands, refusal = hand_of(fault, means), ""
     except BadInput as error:
         hands, refusal = frozenset(), error.remedy
     rows = []
@@ -180,7 +184,7 @@ def _users(job: FoundJob) -> dict[str, TargetUser | None]:
 
 
 def _ask(
-    api: KubernetesApi, job: FoundJob, needed: set[tuple[str, HandRole]], image: HandImage
+    api: KubernetesApi, job: FoundJob, needed: set[tuple[str, HandRole]], means: HandMeans
 ) -> dict[tuple[str, HandRole], str]:
     """Return why nodes do not admit hands; "" if they do."""
     pods = {
@@ -192,11 +196,17 @@ def _ask(
     def ask(key: tuple[str, HandRole]) -> str:
         node, role = key
         pod, container = pods[node]
-        return why_no_hand(api, pod, container, role, image)
+        source = means.source(role)
+        return "" if source is None else why_no_hand(api, pod, container, role, source)
 
     keys = sorted(needed)
     with ThreadPoolExecutor(_PARALLEL) as pool:
         return dict(zip(keys, pool.map(ask, keys), strict=True))
+
+
+def _roles(row: FaultPreview) -> frozenset[str]:
+    """Return the roles of the hands of a row that are programs in a pod."""
+    return frozenset(PROCESSES if hand == EXEC else hand for hand in row.hands)
 
 
 def _with_refusal(row: FaultPreview, refusals: Mapping[tuple[str, HandRole], str]) -> FaultPreview:
@@ -206,6 +216,6 @@ def _with_refusal(row: FaultPreview, refusals: Mapping[tuple[str, HandRole], str
     texts = [
         f"{role} on {node}: {text}"
         for (node, role), text in refusals.items()
-        if text and role in row.hands and row.node in ("", node)
+        if text and role in _roles(row) and row.node in ("", node)
     ]
     return replace(row, refusal=texts[0] if row.node == "" and texts else "; ".join(texts))

@@ -132,7 +132,7 @@ def test_the_role_of_attach_has_exactly_the_rights_that_are_checked() -> None:
 
 
 def test_the_roles_of_attach_have_a_rule_for_each_reason() -> None:
-    granted = (rights.of_attach_role(), rights.ATTACH_NODE_RIGHTS)
+    granted = (rights.of_attach_role(), rights.ATTACH_NODE_RIGHTS, rights.EXEC_RIGHTS)
     for made, listed in zip(attach_roles("ml"), granted, strict=True):
         assert made["rules"] == [
             {"apiGroups": [right.group], "resources": [right.resource], "verbs": list(right.verbs)}
@@ -141,4 +141,8 @@ def test_the_roles_of_attach_have_a_rule_for_each_reason() -> None:
         for right in listed:
             key = f"chaoskit.dev/{right.resource.replace('/', '.')}"
             assert right.why in made["metadata"]["annotations"][key].split("; ")
-    assert [made["kind"] for made in attach_roles("ml")] == ["Role", "ClusterRole"]
+    assert [made["kind"] for made in attach_roles("ml")] == [
+        "Role",
+        "ClusterRole",
+        "Role",
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES
+from chaoskit.attach.hands.hand_container import EXEC, NETWORK, PROCESSES, HandMeans
 from chaoskit.errors import BadInput
 from chaoskit.faults import Fault, Preempt
 from chaoskit.substrate.core.actions import (
@@ -36,11 +36,11 @@ from chaoskit.substrate.kubernetes.pods.actions import (
     PodPreemption,
 )
 
-FaultHand = Literal["processes", "network", "API", "machine"]
+FaultHand = Literal["processes", "exec in the container", "network", "API", "machine"]
 
 API: FaultHand = "API"
 MACHINE: FaultHand = "machine"
-FAULT_HANDS: tuple[FaultHand, ...] = (PROCESSES, NETWORK, API, MACHINE)
+FAULT_HANDS: tuple[FaultHand, ...] = (PROCESSES, EXEC, NETWORK, API, MACHINE)
 
 #: Actions on a machine, which strike all pods of the job that are on it.
 MACHINE_WIDE: frozenset[type[Action]] = frozenset({MachineLoss, MachineDrain, MachineTaint})
@@ -56,10 +56,14 @@ _HANDS: dict[type[Action], FaultHand] = {
     MachineTaint: API,
     MachineLoss: MACHINE,
 }
+#: Further actions of a hand that is in the cgroup of its target.
+_HANDS_BY_EXEC: dict[type[Action], FaultHand] = {CapCpu: EXEC}
+_BY_IMAGE = HandMeans()
 _NO_CGROUP = "no hand may change the cgroup of its target"
 #: Remedies for actions that no hand can do.
 _REMEDIES: dict[type[Action], str] = {
-    CapCpu: f"use Straggle(how='quota'), or lower the CPU limit of the job's pods: {_NO_CGROUP}",
+    CapCpu: "use exec_hands=True, or Straggle(how='quota'): only a hand by exec is in the cgroup of "
+    "its target, and may load it",
     Degrade: "use Loss or Bandwidth: no hand can delay packets",
     Unplug: "use Cut: no hand may take down the link of its pod",
     Freeze: "use how='signal', which stops each process: no hand has the kernel's freezer",
@@ -76,23 +80,26 @@ _NO_PREEMPT = (
     "use DeletePod(grace_s=...), whose notice comes from the kubelet, or PreemptPod: "
     "the first process of a container may ignore signals of a hand"
 )
+_NO_NETWORK = "name an image of hands: a hand by exec has no right to change the pod's network"
 #: Actions by which a node that is lost in silence ends, besides the silence itself.
 _LOSS: frozenset[type[Action]] = frozenset({ContainerCrash, PodDeletion})
 
 
-def hand_of(fault: Fault) -> frozenset[FaultHand]:
+def hand_of(fault: Fault, means: HandMeans = _BY_IMAGE) -> frozenset[FaultHand]:
     """Return the hands that a fault needs.
 
     Args:
         fault: the fault.
+        means: the means by which hands are started. Default: by an image.
 
     Raises:
         BadInput: if no hand can do it; the remedy names what would make it possible.
     """
+    by_action = _HANDS | _HANDS_BY_EXEC if means.by_exec else _HANDS
     for action in fault.needs:
-        if action in _REMEDIES:
+        if action not in by_action and action in _REMEDIES:
             raise BadInput("faults", str(fault), _REMEDIES[action])
-        if action not in _HANDS:
+        if action not in by_action:
             remedy = f"{_ALTERNATIVES}: no hand carries out {action.__name__}"
             raise BadInput("faults", str(fault), remedy)
     if fault.of_runtime and not strikes_machine(fault):
@@ -103,7 +110,12 @@ def hand_of(fault: Fault) -> frozenset[FaultHand]:
         raise BadInput("faults", str(fault), f"{_ALTERNATIVES}, {remedy}")
     if isinstance(fault, Preempt):
         raise BadInput("faults", str(fault), _NO_PREEMPT)
-    return frozenset(_HANDS[action] for action in actions_of(fault)) or frozenset({PROCESSES})
+    hands = frozenset(by_action[action] for action in actions_of(fault)) or frozenset({PROCESSES})
+    if NETWORK in hands and means.by_exec and means.image is None:
+        raise BadInput("faults", str(fault), _NO_NETWORK)
+    if PROCESSES in hands and means.by_exec:
+        hands = hands - {PROCESSES} | {EXEC}
+    return hands
 
 
 def actions_of(fault: Fault) -> frozenset[type[Action]]:

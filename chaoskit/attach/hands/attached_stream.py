@@ -1,16 +1,18 @@
 """The stream of a hand: the standard streams of its container, over a WebSocket.
 
--> substrate/kubernetes/api/requests.py (``attach``) opens it.
+-> substrate/kubernetes/api/requests.py (``attach`` and ``exec``) opens it.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
 from chaoskit.process.linux import await_readable
 
-_INPUT, _OUTPUT, _STATUS = 0, 1, 3
+_INPUT, _OUTPUT, _ERRORS, _STATUS = 0, 1, 2, 3
+_ERRORS_MAX_BYTES = 4096
 
 
 class AttachedStream:
@@ -20,12 +22,19 @@ class AttachedStream:
     or takes no data, has broken after the time limit of the WebSocket.
 
     Args:
-        web_socket: WebSocket of :meth:`.api.requests.KubernetesApi.attach`.
+        web_socket: WebSocket of :meth:`.api.requests.KubernetesApi.attach` or its ``exec``.
     """
 
     def __init__(self, web_socket: Any) -> None:
         self._web_socket, self._socket = web_socket, web_socket.sock
         self._send_lock = threading.Lock()
+        self._errors = b""  # the last bytes of the standard error stream
+        self._status = ""  # the message at the end of the stream
+
+    def complaint(self) -> str:
+        """Return why the program has ended, as it or the API server says; "" if neither does."""
+        lines = self._errors.decode(errors="replace").strip().splitlines()
+        return "; ".join(text for text in (self._status, *lines[-1:]) if text)
 
     def receive(self, limit_s: float) -> bytes | None:
         """Return output of the container; b"" at its end, and None if none came in time.
@@ -47,7 +56,10 @@ class AttachedStream:
             return None
         channel, data = frame.data[0], bytes(frame.data[1:])
         if channel == _STATUS:
+            self._status = _message(data)
             return b""
+        if channel == _ERRORS:
+            self._errors = (self._errors + data)[-_ERRORS_MAX_BYTES:]
         return data if channel == _OUTPUT and data else None
 
     def send(self, data: bytes) -> None:
@@ -64,3 +76,12 @@ class AttachedStream:
         """End the connection, without waiting. The container reads the end of its input."""
         self._web_socket.abort()  # a thread that receives leaves
         self._web_socket.shutdown()
+
+
+def _message(status: bytes) -> str:
+    """Return the message of a failure in the status of the API server; "" for a success."""
+    try:
+        record = json.loads(status)
+        return " ".join(str(record["message"]).split()) if record["status"] == "Failure" else ""
+    except (ValueError, KeyError, TypeError):
+        return ""

@@ -48,6 +48,38 @@ class HandImage(NamedTuple):
     mounts: tuple[Mapping[str, Any], ...] = ()
 
 
+class ContainerExec(NamedTuple):
+    """The start of a hand on processes by exec in the container of its target.
+
+    Attributes:
+        python: the interpreter in that container.
+    """
+
+    python: str = "python3"
+
+
+#: The start of a hand on processes by exec, in words.
+EXEC: Literal["exec in the container"] = "exec in the container"
+#: A means by which a hand is started.
+HandSource = HandImage | ContainerExec
+
+
+class HandMeans(NamedTuple):
+    """The means by which the hands of a run are started.
+
+    Attributes:
+        image: image of ephemeral containers; None if the user names none.
+        by_exec: True to start hands on processes by exec.
+    """
+
+    image: HandImage | None = None
+    by_exec: bool = False
+
+    def source(self, role: HandRole) -> HandSource | None:
+        """Return the means for hands of a role; None if there is none."""
+        return ContainerExec() if self.by_exec and role == PROCESSES else self.image
+
+
 def user_of(pod: Mapping[str, Any], container: str) -> TargetUser | None:
     """Return the user that a pod sets for a container; None if its image decides."""
     of_pod = pod["spec"].get("securityContext") or {}

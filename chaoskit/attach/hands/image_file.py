@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.attach.hands.hand_container import HandImage
+from chaoskit.attach.hands.hand_container import HandImage, HandMeans
 from chaoskit.errors import BadInput
 from chaoskit.settings_file import read_document
 
 _REMEDY = "name the image of hands (docker build --target hand), or set CHAOSKIT_HAND_IMAGE"
+_OR_EXEC = f"{_REMEDY}; or ask for hands by exec, where none can be pulled"
+_VARIABLE = "CHAOSKIT_HAND_IMAGE"
 _FILE_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 
 
@@ -39,6 +41,23 @@ class HandImageFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {name: setting for name, setting in msgspec.structs.asdict(self).items() if setting}
 
 
+def hand_means(image: HandImage | str, *, by_exec: bool) -> HandMeans:
+    """Return the means by which hands are started.
+
+    Args:
+        image: as for :func:`read_hand_image`. Without one, hands by exec are all that there is.
+        by_exec: True to start hands on processes by exec.
+
+    Raises:
+        BadInput: if there is neither an image nor exec, or the file is not valid.
+    """
+    if not image and not os.environ.get(_VARIABLE):
+        if not by_exec:
+            raise BadInput("image", image, _OR_EXEC)
+        return HandMeans(None, by_exec)
+    return HandMeans(read_hand_image(image), by_exec)
+
+
 def read_hand_image(image: HandImage | str) -> HandImage:
     """Return the image of hands.
 
@@ -51,7 +70,7 @@ def read_hand_image(image: HandImage | str) -> HandImage:
     """
     if isinstance(image, HandImage):
         return image
-    name = image or os.environ.get("CHAOSKIT_HAND_IMAGE", "")
+    name = image or os.environ.get(_VARIABLE, "")
     if not name:
         raise BadInput("image", name, _REMEDY)
     if not name.endswith(_FILE_SUFFIXES):

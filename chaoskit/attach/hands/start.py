@@ -1,6 +1,7 @@
 """The start of a hand in a pod, and its trial without any effect.
 
--> attach/hands/hand_container.py: the container; attach/hands/hand.py: requests to the hand.
+-> attach/hands/hand_container.py: the container; attach/hands/exec_hand.py: a hand without one;
+attach/hands/hand.py: requests to the hand.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from chaoskit.attach.hands.attached_stream import AttachedStream
+from chaoskit.attach.hands.exec_hand import start_by_exec
 from chaoskit.attach.hands.hand import Hand, OnEvent
 from chaoskit.attach.hands.hand_container import (
     PREFIX,
     PROCESSES,
     UNPRIVILEGED_UID,
-    HandImage,
+    ContainerExec,
     HandRole,
+    HandSource,
     Manifest,
     TargetUser,
     hand_container,
@@ -46,17 +49,18 @@ class HandPod(NamedTuple):
 
 
 def why_no_hand(
-    api: KubernetesApi, pod: HandPod, container: str, role: HandRole, image: HandImage
+    api: KubernetesApi, pod: HandPod, container: str, role: HandRole, source: HandSource
 ) -> str:
     """Return why a pod admits no hand; "" if it does. Nothing is created.
 
-    The API server answers, with Pod Security and other admission.
+    The API server answers, with Pod Security and other admission. A hand by exec is started, and
+    ends at once.
 
     Args:
         pod: the pod. Another pod of its name is left alone.
         container: its container that trains.
         role: the role of the hand.
-        image: the image of hands.
+        source: the means by which it would be started.
 
     Raises:
         ApiError: if the server does not answer.
@@ -65,8 +69,11 @@ def why_no_hand(
         pod_object = _present(api, pod)
         if problem := refusal_of_pod(pod_object, role):
             return problem
+        if isinstance(source, ContainerExec):
+            _start_by_exec(api, pod, container, source).close()
+            return ""
         user = user_of(pod_object, container) or _UNPRIVILEGED
-        trial = hand_container(_new_name(role), role, image, container, user)
+        trial = hand_container(_new_name(role), role, source, container, user)
         api.add_ephemeral_container(pod.name, pod.uid, trial, dry_run=True)
     except ApiError as error:
         if error.is_silence:
@@ -82,7 +89,7 @@ def start_hand(
     pod: HandPod,
     container: str,
     role: HandRole,
-    image: HandImage,
+    source: HandSource,
     *,
     limit_s: float = START_S,
     on_event: OnEvent = lambda event: None,
@@ -96,7 +103,7 @@ def start_hand(
         pod: the pod. Another pod of its name is left alone.
         container: its container that trains.
         role: the role of the hand.
-        image: the image of hands.
+        source: the means by which it is started.
         limit_s: seconds in which each hand must run.
         on_event: called with each event of the hand, by another thread.
 
@@ -107,12 +114,14 @@ def start_hand(
     pod_object = _present(api, pod)
     if problem := refusal_of_pod(pod_object, role):
         raise HarnessError(f"no hand in {pod.name}: {problem}")
+    if isinstance(source, ContainerExec):
+        return _start_by_exec(api, pod, container, source, on_event)
     user = user_of(pod_object, container)
     if role == PROCESSES and user is None:
-        first = hand_container(_new_name("user"), role, image, container, _UNPRIVILEGED)
+        first = hand_container(_new_name("user"), role, source, container, _UNPRIVILEGED)
         with closing(_start(api, pod, first, limit_s)) as hand:
             user = needed_user(hand.ask("hello"))
-    own = hand_container(_new_name(role), role, image, container, user or _UNPRIVILEGED)
+    own = hand_container(_new_name(role), role, source, container, user or _UNPRIVILEGED)
     return _start(api, pod, own, limit_s, on_event)
 
 
@@ -134,6 +143,23 @@ def _start(
         hand.close()
         problem = hand_status(_present(api, pod), name).problem
         raise NodeUnreachable(f"{hand.name} does not answer: {problem or 'see its log'}") from None
+    except BaseException:
+        hand.close()
+        raise
+    return hand
+
+
+def _start_by_exec(
+    api: KubernetesApi,
+    pod: HandPod,
+    container: str,
+    source: ContainerExec,
+    on_event: OnEvent = lambda event: None,
+) -> Hand:
+    """Return a hand by exec. The request has the name of the pod only, so its UID is checked."""
+    hand = start_by_exec(api, pod.name, container, source, on_event)
+    try:
+        _present(api, pod)
     except BaseException:
         hand.close()
         raise

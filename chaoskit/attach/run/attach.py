@@ -16,11 +16,12 @@ from typing import Any
 from chaoskit.attach.fault_preview import FaultPreview, preview_faults
 from chaoskit.attach.guards.abort_conditions import parse_conditions
 from chaoskit.attach.guards.abort_watch import AbortWatch
+from chaoskit.attach.guards.cpu_limits import require_cpu_limits
 from chaoskit.attach.guards.guard_rails import GuardRails, check_guard_rails
 from chaoskit.attach.guards.guarded_job import guarded_job, owner_labels
 from chaoskit.attach.guards.hand_choice import actions_of
-from chaoskit.attach.hands.hand_container import HandImage
-from chaoskit.attach.hands.image_file import read_hand_image
+from chaoskit.attach.hands.hand_container import HandImage, HandMeans
+from chaoskit.attach.hands.image_file import hand_means
 from chaoskit.attach.jobs.find import FoundJob, find_job
 from chaoskit.attach.pods.checks import require_action_rights, require_machines
 from chaoskit.attach.pods.machine_pods import job_uids
@@ -31,7 +32,7 @@ from chaoskit.attach.run.plan import (
     require_faults,
     without_ranks,
 )
-from chaoskit.attach.run.substrate import AttachedSubstrate
+from chaoskit.attach.run.substrate import AttachedSubstrate, needs_network
 from chaoskit.errors import BadInput
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.plan.command_plan import CommandExperiment
@@ -42,7 +43,7 @@ from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.patterns import patterns_of
 from chaoskit.substrate.core.actions import Action
 from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
-from chaoskit.substrate.kubernetes.api.rights import HAND_RIGHTS, LOG_RIGHTS
+from chaoskit.substrate.kubernetes.api.rights import EXEC_RIGHTS, HAND_RIGHTS, LOG_RIGHTS
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.typed import typed_arguments
 
@@ -75,6 +76,7 @@ def attach(
     watch: LogPatterns | Path | str,
     faults: Sequence[Fault],
     image: HandImage | str = "",
+    exec_hands: bool = False,
     namespace: str = "",
     context: str = "",
     container: str = "",
@@ -94,6 +96,8 @@ def attach(
         faults: the faults that strike the job.
         image: the image of hands, or a file of :class:`.hands.image_file.HandImageFile`;
             "" for that of ``CHAOSKIT_HAND_IMAGE``.
+        exec_hands: True to start hands on processes by exec in the container that trains, instead
+            of by an image. They need the right ``pods/exec``, and python3 in that container.
         namespace: the namespace of the job; "" for that of ``CHAOSKIT_KUBERNETES_NAMESPACE``, else
             that of the context.
         context: context of the kubeconfig; "" for the current one.
@@ -111,7 +115,8 @@ def attach(
         ApiError: if the API server does not answer.
         HarnessError: if chaoskit itself failed.
     """
-    patterns, hand_image, typed = _patterns(watch), read_hand_image(image), require_faults(faults)
+    patterns, means = _patterns(watch), hand_means(image, by_exec=exec_hands)
+    typed = require_faults(faults, means)
     settings, limits = attach_settings(**plan), limits or AttachLimits()
     limits.rails.validate()
     conditions = parse_conditions(limits.abort)
@@ -121,16 +126,16 @@ def attach(
     with closing(client) as api, AbortWatch(conditions, aborts.append):
         job = find_job(api, reference, container=container)
         substrate = AttachedSubstrate(
-            api, job, hand_image, options, limits.rails, lambda: aborts[0] if aborts else ""
+            api, job, means, options, limits.rails, lambda: aborts[0] if aborts else ""
         )
         with closing(substrate):
-            _require_cluster(api, job, typed, options, substrate, limits)
+            _require_cluster(api, job, typed, means, options, substrate, limits)
             substrate.reach(_actions(typed))
             ranks = substrate.ranks()
             if not ranks:
                 raise without_ranks(job, substrate.why_no_ranks())
             experiment = plan_attached(job, ranks, patterns, typed, settings)
-            _ask(api, job, hand_image, experiment, ranks, limits)
+            _ask(api, job, means, experiment, ranks, limits)
             if aborts:
                 raise BadInput("abort", aborts[0], "wait until it does not hold")
             with Harness(substrate, directory) as harness:
@@ -146,6 +151,7 @@ def _require_cluster(
     api: KubernetesApi,
     job: FoundJob,
     faults: Sequence[Fault],
+    means: HandMeans,
     options: KubernetesOptions,
     substrate: AttachedSubstrate,
     limits: AttachLimits,
@@ -160,11 +166,17 @@ def _require_cluster(
         ApiError: if the server does not answer.
     """
     actions = _actions(faults)
-    require_rights(api, (*LOG_RIGHTS, *HAND_RIGHTS))
+    by_image = not means.by_exec or needs_network(actions)
+    hand_rights = [
+        *(HAND_RIGHTS if by_image else ()),
+        *(EXEC_RIGHTS if means.by_exec else ()),
+    ]
+    require_rights(api, dict.fromkeys([*LOG_RIGHTS, *hand_rights]))
     require_action_rights(api, actions)
     machines = {place.pod.node for place in job.places.places if place.pod is not None}
     own_uids = job_uids(api, job.membership)
     require_machines(api, options, actions, machines, substrate.run_name, own_uids)
+    require_cpu_limits(job, faults)
     limits.rails.check_job(guarded_job(job, {}, owner_labels(api, job)), limits.nodes)
     substrate.require_no_other_run()
     substrate.require_hands(actions)
@@ -173,7 +185,7 @@ def _require_cluster(
 def _ask(
     api: KubernetesApi,
     job: FoundJob,
-    image: HandImage,
+    means: HandMeans,
     experiment: CommandExperiment,
     ranks: Mapping[int, str],
     limits: AttachLimits,
@@ -187,7 +199,7 @@ def _ask(
     guarded = check_guard_rails(
         api, job, experiment.faults, limits.rails, ranks=ranks, nodes=limits.nodes
     )
-    rows = preview_faults(api, job, guarded, experiment.faults, image)
+    rows = preview_faults(api, job, guarded, experiment.faults, means)
     for row in rows:
         if row.refusal:
             raise BadInput("faults", row.fault, row.refusal)

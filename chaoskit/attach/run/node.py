@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from chaoskit.attach.hands.hand import ANSWER_S, Hand
-from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandImage, HandRole
+from chaoskit.attach.hands.hand_container import EXEC, NETWORK, PROCESSES, HandMeans, HandRole
 from chaoskit.attach.hands.hand_kernel import HandKernel
 from chaoskit.attach.hands.ranks import why_unread
 from chaoskit.attach.hands.start import HandPod, start_hand
@@ -54,13 +54,13 @@ class RunParts:
     Attributes:
         api: client of the namespace of the job.
         watch: the places of the job.
-        image: image of the hands.
+        means: the means by which hands are started.
         needs_network: True if faults act on the network, so that each pod gets a network hand.
     """
 
     api: KubernetesApi
     watch: JobWatch
-    image: HandImage
+    means: HandMeans
     needs_network: bool
 
 
@@ -405,11 +405,12 @@ class AttachedNode:
             raise HarnessError(f"{life.pod} is ending, or its machine is silent")
         if tries >= _TRIES_MAX:
             raise HarnessError(f"{life.pod} got {tries} hands on its {role}, and none stands")
+        source = self._parts.means.source(role)
+        assert source is not None  # or the faults would have been refused
         self._tries[role, life] = tries + 1
         self._close_hands(role)
-        hand = start_hand(
-            self._parts.api, HandPod(life.pod, life.uid), self.container, role, self._parts.image
-        )
+        pod_of_life = HandPod(life.pod, life.uid)
+        hand = start_hand(self._parts.api, pod_of_life, self.container, role, source)
         self._hands[role] = hand
         if role == PROCESSES:
             self._hand_life, self._hand_has_ended = life, False
@@ -461,7 +462,10 @@ class AttachedNode:
                 cause=cause,
             )
         if life is not None:
-            self._journal.write(Event.LIFE_OBSERVED, container=self.container, **life._asdict())
+            hand = EXEC if self._parts.means.by_exec else PROCESSES
+            self._journal.write(
+                Event.LIFE_OBSERVED, container=self.container, hand=hand, **life._asdict()
+            )
         self._recorded_life = life
 
     @staticmethod

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chaoskit.attach.guards.hand_choice import hand_of
+from chaoskit.attach.hands.hand_container import HandMeans
 from chaoskit.attach.jobs.find import FoundJob
 from chaoskit.errors import BadInput, name_remedy
 from chaoskit.experiment.plan.command_plan import (
@@ -29,7 +30,8 @@ _DEADLINE_S = 900.0
 _STALLED_S = 180.0
 _OBSERVE_S = 10.0
 _SETTINGS = (
-    *("job", "watch", "faults", "image", "namespace", "context", "container", "limits", "check"),
+    *("job", "watch", "faults", "image", "exec_hands", "namespace", "context", "container"),
+    *("limits", "check"),
     *("name", "seed", "deadline_s", "stalled_s", "observe_s", "max_lost_steps", "rules"),
 )
 
@@ -103,13 +105,13 @@ def attach_settings(
     )
 
 
-def require_faults(faults: Sequence[Fault]) -> tuple[Fault, ...]:
+def require_faults(faults: Sequence[Fault], means: HandMeans) -> tuple[Fault, ...]:
     """Return faults that hands can do. Raises BadInput for any other one, and if there is none."""
     typed = typed_faults(faults)
     if not typed:
         raise BadInput("faults", (), "name one at least, such as Kill(rank=1, after_s=5)")
     for fault in typed:
-        hand_of(fault)
+        hand_of(fault, means)
         require_known_target(fault)
     return typed
 

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from chaoskit.attach.guards.guard_rails import GuardRails
-from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandImage, HandRole
+from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandMeans, HandRole
+from chaoskit.attach.hands.load import HandLoad
 from chaoskit.attach.hands.other_hands import (
     OtherHand,
     container_of,
@@ -60,7 +61,7 @@ class AttachedSubstrate:
     Args:
         api: client of the namespace of the job.
         job: the job, which passed all checks.
-        image: image of the hands.
+        means: the means by which hands are started.
         options: the user's options, which name the machines that may be broken.
         rails: the guard rails, which are checked at each strike, too.
         why_aborted: returns why the user wants the run to end; "" while it may go on.
@@ -75,13 +76,13 @@ class AttachedSubstrate:
         self,
         api: KubernetesApi,
         job: FoundJob,
-        image: HandImage,
+        means: HandMeans,
         options: KubernetesOptions,
         rails: GuardRails,
         why_aborted: Callable[[], str],
     ) -> None:
         self.undo, self.run_name = UndoLog(), new_run_name()
-        self._api, self._job, self._image, self._options = api, job, image, options
+        self._api, self._job, self._means, self._options = api, job, means, options
         self._guards = RunGuards(rails, why_aborted)
         self._nodes: dict[str, AttachedNode] = {}
         self._watch = JobWatch(api, job, lambda changes: self._wake())
@@ -113,7 +114,7 @@ class AttachedSubstrate:
             if pod_object["spec"].get("shareProcessNamespace"):
                 remedy = "give its containers process namespaces of their own: their first process is not known"
                 raise BadInput("job", str(self._job.reference), remedy)
-        roles = (PROCESSES, NETWORK) if _needs_network(actions) else (PROCESSES,)
+        roles = (PROCESSES, NETWORK) if needs_network(actions) else (PROCESSES,)
         asked = [
             (HandPod(place.pod.name, place.pod.uid), self._job.containers[place.key], role)
             for place in self._job.places.places
@@ -122,7 +123,9 @@ class AttachedSubstrate:
         ]
 
         def ask(pod: HandPod, container: str, role: HandRole) -> str:
-            return why_no_hand(self._api, pod, container, role, self._image)
+            source = self._means.source(role)
+            assert source is not None  # or the faults would have been refused
+            return why_no_hand(self._api, pod, container, role, source)
 
         with ThreadPoolExecutor(_PARALLEL) as pool:
             refusals = list(pool.map(ask, *zip(*asked, strict=True)))
@@ -139,7 +142,7 @@ class AttachedSubstrate:
             BadInput: if another run has started its hands a little earlier.
         """
         self._watch.start()
-        parts = RunParts(self._api, self._watch, self._image, _needs_network(actions))
+        parts = RunParts(self._api, self._watch, self._means, needs_network(actions))
         self._nodes = {
             place.key.node_name: AttachedNode(parts, place.key, self._job.containers[place.key])
             for place in self._job.places.places
@@ -217,6 +220,7 @@ class AttachedSubstrate:
                 nodes=list(nodes),
             ),
             HandThrottle(lambda node: nodes[node].hand(PROCESSES)),
+            HandLoad(lambda node: nodes[node].hand(PROCESSES)),
             AttachedPodBackend(pods, requests, Preemptions(api, pods, requests, undo), containers),
             machine_backend(api, machine_pods, self._options, self.run_name, own_uids, undo),
         ]
@@ -235,6 +239,6 @@ class AttachedSubstrate:
                 closed.callback(node.close)
 
 
-def _needs_network(actions: Collection[type[Action]]) -> bool:
+def needs_network(actions: Collection[type[Action]]) -> bool:
     """Return whether actions need hands on the network."""
     return not HandTraffic.actions.isdisjoint(actions)

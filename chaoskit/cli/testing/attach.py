@@ -58,6 +58,13 @@ def attach_to(
             help="Image of hands: docker build --target hand; or a YAML file with its name, command and mounts.",
         ),
     ] = "",
+    exec_hands: Annotated[
+        bool,
+        typer.Option(
+            "--exec-hands",
+            help="Start hands on processes by exec in the container that trains, where no image can be pulled.",
+        ),
+    ] = False,
     namespace: Annotated[
         str,
         typer.Option(envvar="CHAOSKIT_KUBERNETES_NAMESPACE", help="Namespace of the job."),
@@ -146,6 +153,7 @@ def attach_to(
         watch=watch,
         faults=faults,
         image=hand_image,
+        exec_hands=exec_hands,
         namespace=namespace,
         context=context,
         container=container,

@@ -1,9 +1,11 @@
 """The role on processes: it kills, stops and throttles the processes of its pid namespace.
 
+It may also take CPU time from them, if it is in their cgroup.
+
 It needs no capability if it runs as the user and the group of its targets.
 
--> ``hand/processes/held.py``: stops; ``hand/processes/kill.py``: kills; ``hand/processes/proc.py``:
-the list of processes.
+-> ``hand/processes/held.py``: stops; ``hand/processes/kill.py``: kills; ``hand/processes/load.py``:
+CPU load; ``hand/processes/proc.py``: the list of processes.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from ..refusals import ProcessGone, RefusedRequest
 from ..role import EffectKeeper
 from . import kill, proc
 from .held import Stop, Throttle
+from .load import Load
 from .signals import INIT, send_signal
 from .tcp import tcp_troubles
 from .tracer import Tracer
@@ -35,6 +38,8 @@ _OTHER_OPERATIONS = {
         "use the operation stop, which ends with the hand",
     ),
 }
+#: CPUs that a load leaves to others.
+_CORES = RequestField(decimal(0.0, 10_000.0))
 _PART = RequestField(decimal(0.0, 0.99))
 #: The pid namespace in which the machine has booted (PROC_PID_INIT_INO of the kernel).
 _MACHINE_NAMESPACE = "pid:[4026531836]"
@@ -65,6 +70,7 @@ class ProcessRole:
                 {**_IDENTITY, "share": _PART, "period_ms": _PERIOD_MS, "lasts_s": LASTS_S},
                 self._throttle,
             ),
+            "load": HandOperation({"cores": _CORES, "lasts_s": LASTS_S}, self._load),
         }
 
     def hello(self) -> dict[str, Any]:
@@ -143,6 +149,11 @@ class ProcessRole:
         )
         self._keeper.begin(number, throttle, values["lasts_s"])
         return throttle.evidence()
+
+    def _load(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        load = Load(values["cores"])
+        self._keeper.begin(number, load, values["lasts_s"])
+        return load.evidence()
 
     def _check_free(self, pid: int) -> None:
         self._check_target(pid)

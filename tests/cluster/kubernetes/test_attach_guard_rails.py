@@ -13,7 +13,7 @@ from support.waiting import wait_until
 
 from chaoskit.attach.fault_preview import preview_faults
 from chaoskit.attach.guards.guard_rails import GuardRails, check_guard_rails
-from chaoskit.attach.hands.hand_container import HandImage
+from chaoskit.attach.hands.hand_container import HandImage, HandMeans
 from chaoskit.attach.jobs.find import FoundJob, find_job
 from chaoskit.errors import BadInput
 from chaoskit.faults import Cut, DeletePod, Kill, NaN
@@ -74,7 +74,7 @@ def test_labels_that_protect_and_the_preview(api: KubernetesApi) -> None:
                 set_label(path, None)
         faults = [*kills, Cut(rank=0, at_step=5), DeletePod(rank="any", at_step=9)]
         faults.append(NaN(rank=2, at_step=9, parameter="w"))
-        rows = preview_faults(api, job, guarded, faults, HandImage(pods.IMAGE))
+        rows = preview_faults(api, job, guarded, faults, HandMeans(HandImage(pods.IMAGE)))
         uids = {name: pod["metadata"]["uid"] for name, pod in pods.pods().items()}
         assert [(row.node, row.uid, row.ranks, row.hands, bool(row.refusal)) for row in rows] == [
             ("llama-1", uids["llama-1"], (1,), ("processes",), False),
@@ -84,7 +84,7 @@ def test_labels_that_protect_and_the_preview(api: KubernetesApi) -> None:
         ]
         pods.ask("PATCH", space, level("baseline"))
         try:
-            rows = preview_faults(api, job, guarded, faults[:2], HandImage(pods.IMAGE))
+            rows = preview_faults(api, job, guarded, faults[:2], HandMeans(HandImage(pods.IMAGE)))
         finally:
             pods.ask("PATCH", space, level(None))
         # the pods of the tests mount a folder of their machine

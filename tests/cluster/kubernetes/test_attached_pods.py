@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from support.attach.watched_pods import WatchedPods, watched_pods
 from support.jobs import cluster, manifests
+from support.jobs.users import user_with
 from support.nodes import pods
 from support.waiting import stays, wait_until
 
@@ -32,7 +32,6 @@ from chaoskit.attach.pods.preemption import Preemptions
 from chaoskit.errors import BadInput
 from chaoskit.substrate.kubernetes.api import rights
 from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
-from chaoskit.substrate.kubernetes.installation import role
 from chaoskit.substrate.kubernetes.machine_faults import MachineFaults
 from chaoskit.substrate.kubernetes.machines.machines import BROKEN
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
@@ -208,34 +207,6 @@ def test_a_container_is_crashed_and_its_pod_lives_on(
             ),
             "the watch to see the next container",
         )
-
-
-@contextlib.contextmanager
-def user_with(directory: Path, granted: tuple[rights.Right, ...]) -> Iterator[KubernetesApi]:
-    """Yield the client of a user that has only these rights in the namespace."""
-    metadata = {"namespace": pods.namespace(), "name": "attacher"}
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
-    binding = {
-        "apiVersion": f"{rights.RBAC}/v1",
-        "kind": "RoleBinding",
-        "metadata": metadata,
-        "roleRef": {"apiGroup": rights.RBAC, "kind": "Role", "name": "attacher"},
-        "subjects": [{"kind": "ServiceAccount", **metadata}],
-    }
-    with pods.installed([role("attacher", {}, granted), account, binding]):
-        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        path = f"/api/v1/namespaces/{pods.namespace()}/serviceaccounts/attacher/token"
-        token = pods.ask("POST", path, request)["status"]["token"]
-        config = msgspec.yaml.decode(Path(os.environ[pods.VARIABLE_OF_TESTS]).read_bytes())
-        config["users"] = [
-            {"name": user["name"], "user": {"token": token}} for user in config["users"]
-        ]
-        (directory / "kubeconfig").write_bytes(msgspec.json.encode(config))
-        client = KubernetesApi(namespace=pods.namespace(), kubeconfig=str(directory / "kubeconfig"))
-        try:
-            yield client
-        finally:
-            client.close()
 
 
 def test_the_rights_are_those_that_the_actions_need(watched: WatchedPods, tmp_path: Path) -> None:

@@ -139,17 +139,21 @@ def target(
 
 
 @contextlib.contextmanager
-def pid_one(*user: str) -> Iterator[tuple[Target, tuple[str, ...]]]:
+def pid_one(
+    *user: str, program: str = "ticking", threads: int = 4
+) -> Iterator[tuple[Target, tuple[str, ...]]]:
     """Start a process as pid 1 of a pid namespace.
 
     Args:
         user: a command that changes the user.
+        program: the program of the process.
+        threads: number of its threads.
 
     Yields:
         The process, and a command that starts another program in its namespace.
     """
     unshare = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-    with target("ticking", 4, prefix=(*unshare, *user)) as started:
+    with target(program, threads, prefix=(*unshare, *user)) as started:
         (started.pid,) = children(started.process.pid)
         ticks = start_ticks(started.pid)
         try:

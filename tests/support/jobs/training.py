@@ -178,6 +178,7 @@ def training(
     step_s: float = 0.05,
     pod_security: PodSecurity = "privileged",
     as_root: bool = False,
+    cpu_limit: str = "",
 ) -> Iterator[TrainingJob]:
     """Run a training on the tests' cluster until the context ends; it shows steps at the beginning.
 
@@ -191,6 +192,7 @@ def training(
         step_s: length of a step.
         pod_security: level of Pod Security that the namespace enforces.
         as_root: True for containers of root; False for those of a user without any right.
+        cpu_limit: CPU limit of a container, such as ``500m``; "" for none.
     """
     with contextlib.ExitStack() as undone:
         if kind in ("jobset", "trainjob"):
@@ -213,6 +215,8 @@ def training(
             claims = undone.enter_context(_persistent_volumes(name, sources))
         undone.enter_context(_enforced(pod_security))
         pod = _pod_spec(job, nodes, steps, step_s, volumes, as_root=as_root)
+        if cpu_limit:
+            pod["containers"][0]["resources"]["limits"] = {"cpu": cpu_limit}
         undone.enter_context(cluster.created(*claims, *_manifests(job, nodes, pod)))
         try:
             job.wait_for_step(2)

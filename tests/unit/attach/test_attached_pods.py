@@ -557,7 +557,7 @@ ALL_ACTIONS: tuple[type[Action], ...] = (
         (PodDeletion, "delete pods (the faults DeletePod and LoseNode)"),
         (PodEviction, "create pods/eviction (the faults EvictPod and DrainMachine)"),
         (PodPreemption, "list events (the proof that the scheduler preempted a pod)"),
-        (ContainerCrash, "create pods/attach"),
+        (ContainerCrash, "get pods (the container that the fault KillContainer kills)"),
         (MachineLoss, "get pods/log"),
         (MachineDrain, "create pods/eviction"),
         (MachineTaint, "in the whole cluster: get nodes"),

@@ -53,6 +53,33 @@ def test_a_stream_that_is_closed_without_a_status_shows_no_end_of_its_container(
         stream.receive(1.0)
 
 
+def test_the_reason_of_the_end_of_a_program_is_kept(
+    ends: tuple[AttachedStream, socket.socket],
+) -> None:
+    stream, far_end = ends
+    assert stream.complaint() == ""
+    far_end.sendall(message(2, b"Traceback\nSyntaxError: invalid syntax\n"))
+    assert stream.receive(1.0) is None
+    far_end.sendall(message(3, b'{"status": "Failure", "message": "exit code 1"}'))
+    assert stream.receive(1.0) == b""
+    assert stream.complaint() == "exit code 1; SyntaxError: invalid syntax"
+
+
+@pytest.mark.parametrize("status", [b'{"status": "Success"}', b"not JSON", b"[]"])
+def test_a_program_that_ends_well_has_no_complaint(
+    ends: tuple[AttachedStream, socket.socket], status: bytes
+) -> None:
+    stream, far_end = ends
+    far_end.sendall(message(3, status))
+    assert stream.receive(1.0) == b""
+    assert stream.complaint() == ""
+
+
+def message(channel: int, data: bytes) -> bytes:
+    """Return a binary message of a channel; its size has one byte."""
+    return bytes([0x82, 1 + len(data), channel]) + data
+
+
 def test_a_message_that_stops_in_its_middle_breaks_the_stream(
     ends: tuple[AttachedStream, socket.socket],
 ) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from chaoskit.attach.fault_preview import FaultPreview, plan_rows, security_level
 from chaoskit.attach.guards.guarded_job import GuardedJob, GuardedNode
-from chaoskit.attach.hands.hand_container import TargetUser
+from chaoskit.attach.hands.hand_container import HandMeans, TargetUser
 from chaoskit.cli.machine.fault_table import render_faults
 from chaoskit.faults import Cut, DeletePod, Kill, LimitCpu, NaN
 
@@ -43,6 +43,14 @@ def test_a_row_for_each_node_that_is_struck() -> None:
         ("llama-0", ("network",), "privileged"),
         ("llama-1", ("network",), "privileged"),
     ]
+
+
+def test_a_row_of_a_hand_by_exec_needs_no_level_of_pod_security() -> None:
+    by_exec = HandMeans(by_exec=True)
+    (row,) = plan_rows(JOB, Kill(rank=2, at_step=20), USERS, by_exec)
+    assert (row.node, row.hands, row.security) == ("llama-0", ("exec in the container",), "")
+    (row, _) = plan_rows(JOB, Cut(rank=1, side=(2,), after_s=3), USERS, by_exec)
+    assert row.refusal.startswith("name an image of hands")
 
 
 def test_a_row_for_any_node() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from chaoskit.attach.guards.hand_choice import (
     hand_of,
     strikes_machine,
 )
+from chaoskit.attach.hands.hand_container import EXEC, HandImage, HandMeans
 from chaoskit.errors import BadInput
 from chaoskit.faults import (
     CATALOGUE,
@@ -26,6 +28,7 @@ from chaoskit.faults import (
     Fault,
     Hang,
     Kill,
+    LimitCpu,
     LoseMachine,
     LoseNode,
 )
@@ -46,13 +49,19 @@ def forms() -> Iterator[tuple[str, Fault]]:
 
 
 def answer(fault: Fault) -> str:
-    """Return the hands of a fault as the page writes them, or "" if it is refused."""
+    """Return the hands of a fault as the page writes them, or "" if it is refused.
+
+    The page has those by exec only for faults that nothing else can do.
+    """
     hands, refusal = frozenset[str](), None
+    for means in (HandMeans(), HandMeans(by_exec=True)):
+        with contextlib.suppress(BadInput):
+            hands = hands or hand_of(fault, means)
     try:
-        hands = hand_of(fault)
+        hand_of(fault)
     except BadInput as error:
         refusal = error
-    if refusal is not None:
+    if refusal is not None and not hands:
         assert (refusal.field, refusal.value) == ("faults", str(fault))
         assert "\n" not in refusal.remedy
         assert refusal.remedy.split()[0] in ("use", "run", "lower")
@@ -101,6 +110,20 @@ def test_facts_of_the_classes_decide() -> None:
     assert not strikes_machine(Kill(rank=1, at_step=2))
     with pytest.raises(BadInput, match="inside a process"):
         hand_of(Hang(rank=1, at_step=2, how="gil"))
+
+
+def test_a_hand_by_exec_acts_on_processes_and_never_on_the_network() -> None:
+    by_exec = HandMeans(by_exec=True)
+    assert hand_of(Kill(rank=1, at_step=2), by_exec) == {EXEC}
+    assert hand_of(DeletePod(rank=1, at_step=2), by_exec) == {API}
+    with pytest.raises(BadInput, match="name an image of hands"):
+        hand_of(Cut(rank=1, at_step=2), by_exec)
+    assert hand_of(LimitCpu(rank=1, at_step=2), by_exec) == {EXEC}
+    with pytest.raises(BadInput, match="use exec_hands=True"):
+        hand_of(LimitCpu(rank=1, at_step=2))
+    both = HandMeans(HandImage("registry/hand:1"), by_exec=True)
+    assert hand_of(Cut(rank=1, at_step=2), both) == {"network"}
+    assert hand_of(Kill(rank=1, at_step=2), both) == {EXEC}
 
 
 class ColdPlate(Action, frozen=True):

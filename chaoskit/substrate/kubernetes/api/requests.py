@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -476,6 +476,17 @@ class KubernetesApi:
         query = [("container", container), ("stdin", "true"), ("stdout", "true")]
         return self._open_socket(
             f"{self._path('Pod')}/{pod}/attach", query, f"the streams of {container} in {pod}"
+        )
+
+    def exec(self, pod: str, container: str, command: Sequence[str]) -> Any:
+        """Start a program in a container that runs, and return a WebSocket to its streams.
+
+        Stream 2 is its standard error; see :meth:`attach` for the others. Raises ApiError.
+        """
+        streams = [(name, "true") for name in ("stdin", "stdout", "stderr")]
+        query = [("container", container), *streams, *(("command", word) for word in command)]
+        return self._open_socket(
+            f"{self._path('Pod')}/{pod}/exec", query, f"{command[0]} in {container} of {pod}"
         )
 
     def forward(self, pod: str, port: int) -> Any:

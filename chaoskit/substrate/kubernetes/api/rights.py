@@ -132,6 +132,11 @@ HAND_RIGHTS = (
     Right("pods/ephemeralcontainers", ("patch",), "the container of a hand"),
     Right("pods/attach", ("create", "get"), "requests to a hand, and its answers"),
 )
+#: Rights of such a user that asks for hands by exec instead. A role of their own has them.
+EXEC_RIGHTS = (
+    Right("pods", ("get",), "the proof that the pod of a hand is the same one"),
+    Right("pods/exec", ("create", "get"), "hands by exec in the container of their target"),
+)
 _OTHER_POD = Right("pods", ("get",), "the proof that a pod of the same name is another one")
 #: Further rights of such a user for faults that delete pods.
 DELETE_RIGHTS = (Right("pods", ("delete",), "the faults DeletePod and LoseNode"), _OTHER_POD)
@@ -150,10 +155,7 @@ PREEMPT_RIGHTS = (
     Right("events", ("list",), "the proof that the scheduler preempted a pod"),
 )
 #: Further rights of such a user for faults that kill the first process of a container.
-CRASH_RIGHTS = (
-    Right("pods", ("get",), "the container that the fault KillContainer kills"),
-    *HAND_RIGHTS,
-)
+CRASH_RIGHTS = (Right("pods", ("get",), "the container that the fault KillContainer kills"),)
 #: Further rights of such a user to try hands on a throw-away pod.
 DOCTOR_RIGHTS = (
     Right(
