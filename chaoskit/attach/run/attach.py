@@ -27,8 +27,10 @@ from chaoskit.attach.pods.machine_pods import job_uids
 from chaoskit.attach.required_rights import require_rights
 from chaoskit.attach.run.plan import (
     attach_settings,
+    needs_ranks,
     plan_attached,
     require_faults,
+    require_nodes,
     without_ranks,
 )
 from chaoskit.attach.run.substrate import AttachedSubstrate
@@ -144,6 +146,7 @@ def attach(
     aborts: list[str] = []
     with closing(client) as api, AbortWatch(conditions, aborts.append):
         job = find_job(api, reference, container=container)
+        require_nodes(job, typed)
         substrate = AttachedSubstrate(
             api, job, hand_image, options, limits.rails, lambda: aborts[0] if aborts else ""
         )
@@ -151,7 +154,7 @@ def attach(
             _require_cluster(api, job, typed, options, substrate, limits)
             substrate.reach(_actions(typed))
             ranks = substrate.ranks()
-            if not ranks:
+            if not ranks and needs_ranks(typed):
                 raise without_ranks(job, substrate.why_no_ranks())
             experiment = plan_attached(job, ranks, patterns, typed, settings)
             _ask(api, job, hand_image, experiment, ranks, limits)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from chaoskit.experiment.injection.injector import GONE, Injector
 from chaoskit.experiment.injection.observation import JobObservation
 from chaoskit.experiment.injection.ranks_found import variable_of
 from chaoskit.experiment.plan.command_plan import CommandExperiment, moment
+from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import NO_RANK
 from chaoskit.faults.target import ProcessExit, Target
 from chaoskit.journal import Journal, JournalTail, read_events
 from chaoskit.process.linux import DirectoryWatch, describe_status
@@ -438,26 +440,44 @@ class CommandFollower:
         strikes: list[tuple[Injection, Target]] = []
         self._read_node_records()
         for injection in due:
-            assert isinstance(injection.fault.rank, int), "roles are drawn when a run is planned"
-            seat = seats_by_rank.get(injection.fault.rank)
+            seat = self._seat_of(injection.fault, seats_by_rank)
             if seat is None or any(target.worker == _worker_name(seat) for _, target in strikes):
                 continue  # struck as soon as the process is started again
-            if self._injector.is_doomed(_worker_name(seat), seat.process) or not self._is_witnessed(
-                seat
-            ):
+            if self._injector.is_doomed(_worker_name(seat), seat.process):
                 continue
-            if not (seat.variable or self._has_one_rank_per_node or injection.fault.whole_node):
-                continue  # the first process of a node may be the launcher of several ranks
+            if not injection.fault.node and not self._is_known_to_train(injection.fault, seat):
+                continue
             if reason := self._cluster.why_spared(seat.node, injection.fault.needs):
                 injection.miss(f"{seat.node} is spared: {reason}")
                 continue
             strikes.append((injection, self._target(injection, seat, seats_by_rank)))
-            self._struck_ranks[_worker_name(seat)] = seat.rank
+            if not injection.fault.node:
+                self._struck_ranks[_worker_name(seat)] = seat.rank
             self._wake_at_end_of(seat.process, cleanups)
         if strikes:
             self._injector.strike(strikes)
         for injection, _ in strikes:
             self._watch(FaultStruck(injection.fault_id))
+
+    def _seat_of(self, fault: Fault, seats_by_rank: Mapping[int, Seat]) -> Seat | None:
+        """Return the process of a fault's rank, or the first one of its node; None without one.
+
+        Raises NodeUnreachable if the node does not answer.
+        """
+        if fault.node:
+            processes = self._cluster.node(fault.node)
+            return Seat(NO_RANK, fault.node, processes[0], variable="") if processes else None
+        assert isinstance(fault.rank, int), "roles are drawn when a run is planned"
+        return seats_by_rank.get(fault.rank)
+
+    def _is_known_to_train(self, fault: Fault, seat: Seat) -> bool:
+        """Return whether the process of a rank may be struck: its node reports it, too.
+
+        The first process of a node may be the launcher of several ranks.
+        """
+        if not self._is_witnessed(seat):
+            return False
+        return bool(seat.variable) or self._has_one_rank_per_node or fault.whole_node
 
     def _seats(self) -> dict[int, Seat]:
         """Return the process of each rank. Raises NodeUnreachable if a node does not answer.
@@ -540,11 +560,11 @@ class CommandFollower:
             if injection.state is not InjectionState.PLANNED:
                 continue
             if self._is_due(injection):
-                absent_in_words = (
-                    f"no process of rank {injection.fault.rank} was found {moment(injection.fault)}"
-                )
+                fault = injection.fault
+                absent_in_words = f"no process of {fault.place} was found {moment(fault)}"
+                is_explained = self._rank_variables or fault.node
                 injection.miss(
-                    absent_in_words if self._rank_variables else f"{absent_in_words}: {NO_VARIABLE}"
+                    absent_in_words if is_explained else f"{absent_in_words}: {NO_VARIABLE}"
                 )
             else:
                 shown_in_words = (

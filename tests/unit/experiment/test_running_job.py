@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.jobs.recorded_run import S, TimedRecord, recorded_run
 
 from chaoskit.experiment.plan.command_plan import CommandExperiment, RunningJob
-from chaoskit.experiment.run.command_run import CommandRun, load_command_run
+from chaoskit.experiment.run.command_run import CommandRun
 from chaoskit.experiment.run.running_job import (
     check_hands,
     goes_on,
@@ -19,13 +20,10 @@ from chaoskit.experiment.run.running_job import (
 )
 from chaoskit.experiment.twin.command_twin import taken_nodes, unfinished
 from chaoskit.faults import Kill
-from chaoskit.journal import Journal
 from chaoskit.stacks import LogPatterns
 from chaoskit.vocabulary import Event, RunEnd, Verdict
 
-S = 10**9
 FAULT = Kill(rank=1, at_step=3)
-RunEvent = tuple[float, Event, dict[str, Any]]
 EXPERIMENT = CommandExperiment(
     name="llama",
     command=(),
@@ -45,34 +43,21 @@ EXPERIMENT = CommandExperiment(
 def run_of(tmp_path: Path) -> Callable[..., CommandRun]:
     """Return a function that makes a run of records: (seconds, event, fields) by source."""
 
-    def make(reason: RunEnd, ended_s: float, *records: RunEvent, node1: Any = ()) -> CommandRun:
-        start: dict[str, Any] = {"names": ["llama-0", "llama-1"], "substrate": "attached"}
-        start |= {"run_id": "a", "twin": "", "sharded": False}
-        logs = {"lines": 9, "example": "", "odd": ""}
-        end: dict[str, Any] = {"reason": reason, "ok": True, "detail": "disk full", "exits": {}}
-        harness = Journal(tmp_path / "journal", "harness", role="harness")
-        for at_s, event, fields in [(0, Event.STARTED, start), *records]:
-            harness.write(event, t_ns=int(at_s * S), **fields)
-        harness.write(Event.RUN_ENDED, t_ns=int(ended_s * S), logs=logs, **end)
-        harness.close()
-        place = Journal(tmp_path / "journal", "llama-1", role="place")
-        for at_s, event, fields in node1:
-            place.write(event, t_ns=int(at_s * S), **fields)
-        place.close()
-        return load_command_run(tmp_path, EXPERIMENT)
+    def make(reason: RunEnd, ended_s: float, *records: TimedRecord, node1: Any = ()) -> CommandRun:
+        return recorded_run(tmp_path, EXPERIMENT, reason, ended_s, records, node1)
 
     return make
 
 
-def step(at_s: float, number: int) -> RunEvent:
+def step(at_s: float, number: int) -> TimedRecord:
     return at_s, Event.LOGGED, {"node": "llama-0", "step": number, "loss": None}
 
 
-def act(at_s: float) -> RunEvent:
+def act(at_s: float) -> TimedRecord:
     return at_s, Event.INJECTED, {"fault": "fault0", "node": "llama-1"}
 
 
-def struck(at_s: float) -> RunEvent:
+def struck(at_s: float) -> TimedRecord:
     fields: dict[str, Any] = {
         "fault": "fault0",
         "worker": "llama-1.9",
@@ -127,7 +112,7 @@ def test_a_place_that_was_taken_again_is_not_empty(run_of: Callable[..., Command
     ],
 )
 def test_a_deadline_fails_only_a_job_without_new_steps(
-    run_of: Callable[..., CommandRun], later_steps: list[RunEvent], verdict: Verdict
+    run_of: Callable[..., CommandRun], later_steps: list[TimedRecord], verdict: Verdict
 ) -> None:
     run = run_of(RunEnd.DEADLINE, 60, *STEPS, *later_steps)
     assert goes_on(run).verdict is verdict
@@ -139,7 +124,7 @@ def test_an_aborted_run_is_unknown_with_the_condition(run_of: Callable[..., Comm
 
 
 def test_a_hole_counts_where_steps_are_shown(run_of: Callable[..., CommandRun]) -> None:
-    def hole(node: str) -> RunEvent:
+    def hole(node: str) -> TimedRecord:
         fields = {"file": node, "line": 7, "reason": "pod_gone", "pod": node, "container": "train"}
         return 3, Event.LOG_HOLE, fields
 
@@ -164,7 +149,7 @@ HAND = {"role": "processes", "uid": "u", "container_id": "c"}
     ],
 )
 def test_a_hand_that_ends_alone_makes_the_run_unknown(
-    run_of: Callable[..., CommandRun], records_of_node: list[RunEvent], verdicts: list[Verdict]
+    run_of: Callable[..., CommandRun], records_of_node: list[TimedRecord], verdicts: list[Verdict]
 ) -> None:
     run = run_of(RunEnd.OBSERVED, 20, *STEPS[:2], struck(2.5), step(15, 3), node1=records_of_node)
     assert [check.verdict for check in check_hands(run)] == verdicts
