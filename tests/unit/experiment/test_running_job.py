@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.jobs.recorded_run import S, TimedRecord, recorded_run
+from support.jobs.recorded_run import S, recorded_run
+from support.jobs.recorded_run import TimedRecord as RunEvent
 
 from chaoskit.experiment.plan.command_plan import CommandExperiment, RunningJob
 from chaoskit.experiment.run.command_run import CommandRun
@@ -43,21 +44,21 @@ EXPERIMENT = CommandExperiment(
 def run_of(tmp_path: Path) -> Callable[..., CommandRun]:
     """Return a function that makes a run of records: (seconds, event, fields) by source."""
 
-    def make(reason: RunEnd, ended_s: float, *records: TimedRecord, node1: Any = ()) -> CommandRun:
+    def make(reason: RunEnd, ended_s: float, *records: RunEvent, node1: Any = ()) -> CommandRun:
         return recorded_run(tmp_path, EXPERIMENT, reason, ended_s, records, node1)
 
     return make
 
 
-def step(at_s: float, number: int) -> TimedRecord:
+def step(at_s: float, number: int) -> RunEvent:
     return at_s, Event.LOGGED, {"node": "llama-0", "step": number, "loss": None}
 
 
-def act(at_s: float) -> TimedRecord:
+def act(at_s: float) -> RunEvent:
     return at_s, Event.INJECTED, {"fault": "fault0", "node": "llama-1"}
 
 
-def struck(at_s: float) -> TimedRecord:
+def struck(at_s: float) -> RunEvent:
     fields: dict[str, Any] = {
         "fault": "fault0",
         "worker": "llama-1.9",
@@ -112,7 +113,7 @@ def test_a_place_that_was_taken_again_is_not_empty(run_of: Callable[..., Command
     ],
 )
 def test_a_deadline_fails_only_a_job_without_new_steps(
-    run_of: Callable[..., CommandRun], later_steps: list[TimedRecord], verdict: Verdict
+    run_of: Callable[..., CommandRun], later_steps: list[RunEvent], verdict: Verdict
 ) -> None:
     run = run_of(RunEnd.DEADLINE, 60, *STEPS, *later_steps)
     assert goes_on(run).verdict is verdict
@@ -124,7 +125,7 @@ def test_an_aborted_run_is_unknown_with_the_condition(run_of: Callable[..., Comm
 
 
 def test_a_hole_counts_where_steps_are_shown(run_of: Callable[..., CommandRun]) -> None:
-    def hole(node: str) -> TimedRecord:
+    def hole(node: str) -> RunEvent:
         fields = {"file": node, "line": 7, "reason": "pod_gone", "pod": node, "container": "train"}
         return 3, Event.LOG_HOLE, fields
 
@@ -149,7 +150,7 @@ HAND = {"role": "processes", "uid": "u", "container_id": "c"}
     ],
 )
 def test_a_hand_that_ends_alone_makes_the_run_unknown(
-    run_of: Callable[..., CommandRun], records_of_node: list[TimedRecord], verdicts: list[Verdict]
+    run_of: Callable[..., CommandRun], records_of_node: list[RunEvent], verdicts: list[Verdict]
 ) -> None:
     run = run_of(RunEnd.OBSERVED, 20, *STEPS[:2], struck(2.5), step(15, 3), node1=records_of_node)
     assert [check.verdict for check in check_hands(run)] == verdicts
