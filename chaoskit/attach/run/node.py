@@ -41,6 +41,8 @@ _RETRY_S = 2.0  # pause after a hand that could not be started
 _TRIES_MAX = 3  # hands of a role in one life
 #: Seconds for which a pod that the API server has removed may still run; then it counts as over.
 _LINGER_S = 15.0
+#: Seconds within which the API server shows the end of the container with which a hand has ended.
+_END_SHOWN_S = 2.0
 _INIT = 1  # pid of the first process of a container
 
 
@@ -96,6 +98,7 @@ class AttachedNode:
         self._recorded_life: PodLife | None = None
         self._ranks: dict[Process, LaunchedRank] = {}  # as the journal has them
         self._over_since_s = math.inf  # since when the API server shows the end of the life
+        self._hand_ended_s: dict[HandRole, float] = {}  # when a hand was last seen to have ended
         self._tries: dict[tuple[HandRole, PodLife], int] = {}
         self.error: Exception | None = None
         self._woken, self._is_closing = threading.Event(), False
@@ -268,13 +271,21 @@ class AttachedNode:
         for role in roles:
             if self._stands(role):
                 continue
-            if role in self._hands and self._journal is not None:
-                self._journal.write(
-                    Event.HAND_ENDED, role=role, uid=life.uid, container_id=life.container_id
-                )
+            if role in self._hands:
+                self._hand_ended_s[role] = time.monotonic()
+                self._record_hand_end(role, life)
             self._close_hands(role)
-            if not self._is_over(life):
+            ended_s = self._hand_ended_s.get(role, -math.inf)
+            # a start in a container that has just ended would keep the thread busy until it fails
+            if not self._is_over(life) and time.monotonic() - ended_s >= _END_SHOWN_S:
                 self._start(role, life)
+
+    def _record_hand_end(self, role: HandRole, life: PodLife) -> None:
+        """Write that a hand has ended."""
+        if self._journal is not None:
+            self._journal.write(
+                Event.HAND_ENDED, role=role, uid=life.uid, container_id=life.container_id
+            )
 
     def _has_ended(self, life: PodLife) -> bool:
         """Return whether a life is over by the API server, and by its hand if that still stands.
