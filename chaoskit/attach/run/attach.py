@@ -148,7 +148,13 @@ def attach(
         job = find_job(api, reference, container=container)
         require_nodes(job, typed)
         substrate = AttachedSubstrate(
-            api, job, hand_image, options, limits.rails, lambda: aborts[0] if aborts else ""
+            api,
+            job,
+            hand_image,
+            options,
+            limits.rails,
+            patterns,
+            lambda: aborts[0] if aborts else "",
         )
         with closing(substrate):
             _require_cluster(api, job, typed, options, substrate, limits)
@@ -157,6 +163,7 @@ def attach(
             if not ranks and needs_ranks(typed):
                 raise without_ranks(job, substrate.why_no_ranks())
             experiment = plan_attached(job, ranks, patterns, typed, settings)
+            substrate.require_processes(experiment.faults, ranks)
             _ask(api, job, hand_image, experiment, ranks, limits)
             if aborts:
                 raise BadInput("abort", aborts[0], "wait until it does not hold")

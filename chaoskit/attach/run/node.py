@@ -31,9 +31,10 @@ from chaoskit.attach.run.lives import (
 from chaoskit.attach.run.logs import AttachedLogs
 from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.journal import Journal
-from chaoskit.substrate.core.launched_ranks import LaunchedRank
+from chaoskit.stacks import LogPatterns
+from chaoskit.substrate.core.launched_ranks import LOG, LaunchedRank
 from chaoskit.substrate.core.processes import Process
-from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
+from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.vocabulary import Event
 
 _LOOK_S = 0.5  # interval in which ranks are looked up
@@ -43,6 +44,8 @@ _TRIES_MAX = 3  # hands of a role in one life
 _LINGER_S = 15.0
 #: Seconds within which the API server shows the end of the container with which a hand has ended.
 _END_SHOWN_S = 2.0
+_LOG_AGAIN_S = 1.0  # pause between two looks for a rank in a log
+_LOG_HEAD_BYTES = 1 << 20  # part of a log in which a rank is looked for
 _INIT = 1  # pid of the first process of a container
 
 
@@ -55,12 +58,14 @@ class RunParts:
         watch: the places of the job.
         image: image of the hands.
         needs_network: True if faults act on the network, so that each pod gets a network hand.
+        patterns: the patterns for the logs; that of a rank counts where no process shows one.
     """
 
     api: KubernetesApi
     watch: JobWatch
     image: HandImage
     needs_network: bool
+    patterns: LogPatterns
 
 
 class AttachedNode:
@@ -97,6 +102,8 @@ class AttachedNode:
         self._logs: AttachedLogs | None = None
         self._recorded_life: PodLife | None = None
         self._ranks: dict[Process, LaunchedRank] = {}  # as the journal has them
+        self._logged_ranks: dict[PodLife, set[int]] = {}  # that the log of a life shows
+        self._log_read_s = -math.inf
         self._over_since_s = math.inf  # since when the API server shows the end of the life
         self._hand_ended_s: dict[HandRole, float] = {}  # when a hand was last seen to have ended
         self._tries: dict[tuple[HandRole, PodLife], int] = {}
@@ -139,20 +146,54 @@ class AttachedNode:
     def ranks(self) -> dict[Process, LaunchedRank]:
         """Return the live processes that were started with a rank; empty if the place is empty.
 
+        If none was, the first process has the rank that the log of its life shows.
+
         Raises:
             NodeUnreachable: if a container runs there, and its hand does not answer.
         """
         with self._lock:
-            root, kernel = self._root, self._kernel
-        if root is not None and kernel is not None:
-            return kernel.launched_ranks(root)
+            life, root, kernel = self._life, self._root, self._kernel
+        if life is not None and root is not None and kernel is not None:
+            ranks = kernel.launched_ranks(root)
+            rank = None if ranks else self._logged_rank(life)
+            return ranks if rank is None else {root: LaunchedRank(rank, LOG)}
         if present_life(self.place, self.container) is not None:
             raise self._unreachable()
         return {}
 
+    def _logged_rank(self, life: PodLife) -> int | None:
+        """Return the rank by the log of a life; None if it does not show exactly one, or not yet."""
+        if self._parts.patterns.rank is None:
+            return None
+        if life not in self._logged_ranks and time.monotonic() >= self._log_read_s + _LOG_AGAIN_S:
+            self._log_read_s = time.monotonic()
+            with contextlib.suppress(ApiError):  # it is read again
+                text = self._parts.api.log_head(life.pod, self.container, _LOG_HEAD_BYTES)
+                if ranks := self._parts.patterns.ranks(text.splitlines()):
+                    self._logged_ranks[life] = ranks
+        ranks = self._logged_ranks.get(life, set())
+        return min(ranks) if len(ranks) == 1 else None
+
     def why_no_ranks(self) -> str:
         """Return why no process shows a rank; "" if one does."""
-        return "" if self.ranks() else why_unread(self.hand(PROCESSES).ask("list")["processes"])
+        if self.ranks():
+            return ""
+        if several := [ranks for ranks in self._logged_ranks.values() if len(ranks) > 1]:
+            return f"its log shows the ranks {', '.join(map(str, sorted(several[-1])))}"
+        reason = why_unread(self.hand(PROCESSES).ask("list")["processes"])
+        return reason if self._parts.patterns.rank is None else f"{reason}, and its log shows none"
+
+    def why_no_process(self) -> str:
+        """Return why no process is known to have the rank of the log; "" if one is.
+
+        The log does not say which of several processes has printed a line.
+        """
+        if any(launched.variable != LOG for launched in self.ranks().values()):
+            return ""
+        count = len(self.processes())
+        if count == 1:
+            return ""
+        return f"{self.name} has {count} processes, and its log does not say which has the rank"
 
     def hand(self, role: HandRole) -> Hand:
         """Return a standing hand in the present pod. Raises NodeUnreachable if there is none."""

@@ -152,6 +152,7 @@ def _settings(run: CommandRun) -> dict[str, Any]:
     chosen = {
         "step pattern": experiment.watch.step,
         "loss pattern": experiment.watch.loss,
+        "rank pattern": experiment.watch.rank,
         "tolerance": experiment.watch.tolerance,
         "ranks": experiment.ranks,
         "max_lost_steps": experiment.max_lost_steps,

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.attach.runs import assert_recovered, broken, records
+from support.attach.runs import IMAGE, LOST_STEPS, WATCH, assert_recovered, broken, records
 from support.jobs.training import TrainingJob, training
 from support.nodes import pods
 
 from chaoskit.attach.fault_preview import FaultPreview
-from chaoskit.attach.run.attach import AttachLimits
+from chaoskit.attach.run.attach import AttachLimits, attach
 from chaoskit.errors import BadInput
 from chaoskit.experiment.directory import judge_directory
 from chaoskit.faults import Cut, DeletePod, FreezeNode, Kill, KillContainer, KillNode
 from chaoskit.faults.base import Fault
+from chaoskit.runlog.outcome import Outcome
 from chaoskit.vocabulary import Event
 
 pytestmark = pytest.mark.skipif(
@@ -38,6 +40,20 @@ def unranked() -> Iterator[TrainingJob]:
     """A StatefulSet of three pods; the first process of each trains, and shows no rank."""
     with training("statefulset", shows_ranks=False) as job:
         yield job
+
+
+def broken_by_rank(job: TrainingJob, tmp_path: Path, fault: Fault, pattern: str) -> Outcome:
+    """Inject a fault into a training whose log shows the ranks, and return the outcome."""
+    return attach(
+        job.reference,
+        namespace=job.namespace,
+        watch=replace(WATCH, rank=pattern),
+        faults=[fault],
+        image=IMAGE,
+        directory=tmp_path,
+        max_lost_steps=LOST_STEPS,
+        deadline_s=240.0,
+    )
 
 
 def assert_struck(job: TrainingJob, tmp_path: Path, fault: Fault) -> None:
@@ -98,4 +114,33 @@ def test_a_target_that_is_not_known_is_refused_before(
     step = unranked.newest_step()
     with pytest.raises(BadInput, match=words):
         broken(unranked, tmp_path, fault)
+    unranked.wait_for_step(step + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Kill, DeletePod])
+def test_ranks_by_the_log(unranked: TrainingJob, tmp_path: Path, kind: type[Fault]) -> None:
+    """The successor shows its rank in a log of its own, and is found by it."""
+    outcome = broken_by_rank(unranked, tmp_path, kind(rank=1, after_s=1.0), r"rank (\d+) of")
+    assert_recovered(outcome, unranked)
+    (injected,) = records(outcome, Event.INJECTED)
+    assert (injected["node"], injected["rank"], injected["pid"]) == (NODE, 1, 1)
+    shown = [entry for entry in records(outcome, Event.RANK_FOUND) if entry.source == NODE]
+    assert [(entry["rank"], entry["variable"]) for entry in shown] == [(1, "log")] * 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (r"of (\d+) has joined", "both show rank 3"),
+        (r"no-such-word (\d+)", "and its log shows none"),
+    ],
+    ids=["same rank", "no rank"],
+)
+def test_a_pattern_that_finds_no_ranks_is_refused_before(
+    unranked: TrainingJob, tmp_path: Path, pattern: str, words: str
+) -> None:
+    step = unranked.newest_step()
+    with pytest.raises(BadInput, match=words):
+        broken_by_rank(unranked, tmp_path, Kill(rank=1, after_s=1.0), pattern)
     unranked.wait_for_step(step + 1)

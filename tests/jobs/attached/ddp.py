@@ -85,6 +85,7 @@ def join_group(rank: str = "", nodes: str = "", host: str = "") -> None:
     dist.init_process_group(
         "gloo", init_method=f"tcp://{host}", rank=int(rank), world_size=int(nodes), timeout=limit
     )
+    print(f"rank {rank} of {nodes} has joined", flush=True)
 
 
 def step_timer() -> FileTimerClient | None:

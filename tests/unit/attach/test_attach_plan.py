@@ -16,6 +16,7 @@ from chaoskit.attach.run.plan import (
     require_nodes,
     without_ranks,
 )
+from chaoskit.attach.run.substrate import require_distinct
 from chaoskit.errors import BadInput
 from chaoskit.experiment.plan.command_plan import plan_command
 from chaoskit.experiment.plan.plan import plan_experiment
@@ -92,3 +93,28 @@ def test_other_runs_have_no_nodes_by_name() -> None:
         plan_command(["true"], watch=WATCH, nodes=2, faults=[fault])
     with pytest.raises(BadInput, match="name a rank: node= is for jobs that run already"):
         plan_experiment("gpt", nodes=2, steps=9, faults=[fault])
+
+
+def test_ranks_in_lines_of_a_log() -> None:
+    lines = ["rank 3 of 4 has joined", "\x1b[32mrank 3\x1b[0m", "step 3", "rank none", "rank 12x"]
+    assert LogPatterns(step=r"step (\d+)", rank=r"rank (\w+)").ranks(lines) == {3}
+    assert LogPatterns(step=r"step (\d+)", rank=r"rank (\d+)").ranks(lines) == {3, 12}
+    assert WATCH.ranks(lines) == set()
+
+
+@pytest.mark.parametrize("pattern", ["rank (", r"rank \d+", r"(rank) (\d+)"])
+def test_a_pattern_of_ranks_that_cannot_be_one(pattern: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        LogPatterns(step=r"step (\d+)", rank=pattern)
+    assert refused.value.field == "rank"
+
+
+def test_a_command_has_no_ranks_by_its_log() -> None:
+    with pytest.raises(BadInput, match="leave it out: it is for jobs that run already"):
+        plan_command(["true"], watch=LogPatterns(step="(1)", rank="(2)"), faults=[])
+
+
+def test_a_rank_that_two_logs_show() -> None:
+    require_distinct(r"rank (\d+)", {"llama-0": 1, "llama-1": 0})
+    with pytest.raises(BadInput, match="the logs of llama-0 and llama-2 both show rank 1"):
+        require_distinct(r"rank (\d+)", {"llama-0": 1, "llama-1": 0, "llama-2": 1})
