@@ -209,6 +209,7 @@ def without_ranks(job: FoundJob, reasons: Sequence[str]) -> BadInput:
     node = min((key.node_name for key in job.containers), default="")
     remedy = (
         "start its ranks by torchrun, or with RANK in the environment of each process; "
+        "or give watch the pattern of a rank, if its logs show ranks; "
         f"or name nodes in faults of whole nodes, such as KillNode(node={node!r}, after_s=5)"
     )
     return BadInput("job", str(job.reference), "; ".join([remedy, *reasons[:3]]))
