@@ -35,6 +35,8 @@ STEP_LIMIT_S = 6.0
 #: Limit of a collective. It is far above that of a step: an agent that notices the end of *other*
 #: ranks first would wait 30 s for a stopped rank of its own.
 GROUP_LIMIT_S = 60.0
+#: The same without torchrun, where a rank may wait for a group that is gone.
+ALONE_LIMIT_S = 15.0
 
 
 def load(directory: Path, model: nn.Module) -> int:
@@ -78,10 +80,10 @@ def train_step(model: nn.Module, step: int, rank: int) -> float:
 
 def join_group(rank: str = "", nodes: str = "", host: str = "") -> None:
     """Join the group of all ranks: as torchrun says, or with a rank that no variable shows."""
-    limit = timedelta(seconds=GROUP_LIMIT_S)
     if not rank:
-        dist.init_process_group("gloo", timeout=limit)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_LIMIT_S))
         return
+    limit = timedelta(seconds=ALONE_LIMIT_S)
     dist.init_process_group(
         "gloo", init_method=f"tcp://{host}", rank=int(rank), world_size=int(nodes), timeout=limit
     )
