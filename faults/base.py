@@ -88,11 +88,15 @@ def require_message(message: str) -> None:
 class Fault:
     """Base of all faults. Exactly one of ``at_step``, ``after_s`` and ``during`` gives the moment.
 
+    Exactly one of ``rank`` and ``node`` gives the target.
+
     Args:
         rank: the rank to hit, in whatever process holds it then; or a role: ``any`` (one rank),
             ``minority``, ``majority``, ``all_but_one``, ``all`` (drawn from the run's seed),
             ``most_shards``, or ``healer`` (the rank from which a joiner is about to take its
             state).
+        node: the name of a node in a job that runs already, for a fault of a whole node or of its
+            traffic: it needs no rank.
         at_step: the step during which it strikes, counted from 0. The rank is stopped there until
             the fault is in.
         phase: ``forward``, ``backward``, ``reduce`` or ``optimizer``: the rank is stopped on
@@ -107,7 +111,8 @@ class Fault:
             ``detection``, the n-th fault that shows as a loss.
     """
 
-    rank: int | str
+    rank: int | str = ""
+    node: str = ""
     at_step: int | None = None
     phase: str = "forward"
     after_s: float | None = None
@@ -252,6 +257,11 @@ class Fault:
             return f"after detection of loss {self.recovery}"
         return f"in {self.during} of recovery {self.recovery}"
 
+    @property
+    def place(self) -> str:
+        """The rank, the role or the node that it names, in words."""
+        return f"node {self.node}" if self.node else f"rank {self.rank}"
+
     def __str__(self) -> str:
         shown = [
             f"{declared.name}={getattr(self, declared.name)!r}"
@@ -300,6 +310,9 @@ class Fault:
 
     def _validate_rank(self, nodes: int) -> None:
         """Raise BadInput unless the rank or the role selects a rank of such a run."""
+        if self.node:
+            remedy = "name a rank: node= is for jobs that run already (chaos.attach)"
+            raise BadInput("node", self.node, remedy)
         if not isinstance(self.rank, str):
             if not 0 <= self.rank < nodes:
                 raise BadInput(

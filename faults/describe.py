@@ -18,6 +18,8 @@ from chaoskit.faults.kinds import find_kind, kinds
 from chaoskit.faults.possible import Moments, moments
 
 _ARGUMENT = re.compile(r"^(\w+): (.*)$")
+#: The default of a field that is left out only where another one, such as ``node``, is given.
+_UNNAMED = ("rank", "")
 _ARMED = "the rank stood at the named phase, and waited there until the fault was in"
 
 
@@ -122,7 +124,7 @@ def _parameters(kind: type[Fault]) -> list[dict[str, Any]]:
         meanings |= _meanings(base) if is_dataclass(base) else {}
     parameters = []
     for declared in fields(kind):
-        required = declared.default is MISSING
+        required = declared.default is MISSING or (declared.name, declared.default) == _UNNAMED
         parameters.append(
             {
                 "name": declared.name,

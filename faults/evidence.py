@@ -14,6 +14,9 @@ import time
 
 import msgspec
 
+#: The rank of a process that has none, or whose rank is not known.
+NO_RANK = -1
+
 # -- subjects of evidence --------------------------------------------------------------------------
 
 

@@ -82,7 +82,8 @@ class Target:
         undo: log to which the undo of an act is written before the act.
         fault_id: name of the fault in messages and journals, such as ``fault0``.
         worker: name of the worker that had the rank; with its ``node``, ``rank`` and ``process``.
-            For a command, the worker is the name of the process.
+            For a command, the worker is the name of the process. If the fault names a node, the
+            process is the first one there, and the rank is -1.
         tid: the thread that stands at the fault's trigger; otherwise the main thread.
         step, phase: position of the rank at the moment of the act, as far as it is known.
         waiting: the worker that stands at the fault's trigger until it is released; "" if none

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from chaoskit.faults.evidence import NO_RANK
 from chaoskit.runlog.injected import InjectionRecord, Struck
 from chaoskit.runlog.outcome import Check, EvidenceRecord, FaultRecord
 from chaoskit.vocabulary import Verdict
@@ -48,7 +49,7 @@ def fault_record(
     def seconds(t_ns: int) -> float:
         return (t_ns - started_ns) / 1e9
 
-    record.rank = target.rank
+    record.rank = target.rank if target.rank != NO_RANK else None
     record.injected_s = seconds(target.injected_ns)
     record.evidence = [
         EvidenceRecord(level="armed", at_s=record.injected_s, observed=place_of(target))

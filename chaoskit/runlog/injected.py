@@ -34,7 +34,8 @@ class Struck:
 
     Attributes:
         worker: the name of the process.
-        rank, node, pid: its rank, node and process id at that moment.
+        rank, node, pid: its rank, node and process id at that moment. The rank is -1 for a fault
+            that names a node.
         step, phase: its step and phase, as far as the harness knew.
         waiting: the worker that waited at the fault's hook, or "".
         injected_ns: the time of the first act.
@@ -120,11 +121,11 @@ class InjectionRecord:
 
     @property
     def why_missed(self) -> str:
-        """The reason why the fault did not act; without a record of it, that no rank was there.
+        """The reason why the fault did not act; without a record of it, that no target was there.
 
         It means nothing for a fault that acted in time.
         """
-        return self.missed or f"rank {self.fault.rank} was held by no process {self.fault.moment}"
+        return self.missed or f"{self.fault.place} was held by no process {self.fault.moment}"
 
 
 def injections(faults: Sequence[Fault], records: Iterable[Record]) -> list[InjectionRecord]:

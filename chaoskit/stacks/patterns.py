@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -60,6 +60,8 @@ class LogPatterns:
         tolerance: the allowed difference of a loss from the unbroken run's, relative to that one
             (absolute if that is below 1). 0: they must be equal as numbers, to the last printed
             digit.
+        rank: a pattern; its group is the rank of the process that has printed the line. It serves a
+            job that runs already, and whose processes show no rank. None if it is not needed.
 
     Raises:
         BadInput: if a pattern is no regular expression, or has not exactly one group. Also if
@@ -69,11 +71,14 @@ class LogPatterns:
     step: str
     loss: str | None = None
     tolerance: float = 0.0
+    rank: str | None = None
 
     def __post_init__(self) -> None:
         _require("step", self.step, r"step (\d+)")
         if self.loss is not None:
             _require("loss", self.loss, r"loss ([\d.eE+-]+)")
+        if self.rank is not None:
+            _require("rank", self.rank, r"rank (\d+)")
         for name, converted in convert_fields(self).items():
             # converts to the declared type; the class is frozen
             object.__setattr__(self, name, converted)
@@ -89,12 +94,20 @@ class LogPatterns:
         is_unread = _LIKE_A_NUMBER.fullmatch(odd_step) is not None
         return PatternMatch(step, loss, odd_step or odd_loss, is_unread)
 
+    def ranks(self, lines: Iterable[str]) -> set[int]:
+        """Return the ranks that lines of a log show."""
+        if self.rank is None:
+            return set()
+        matches = [_match(self.rank, line) for line in lines]
+        texts = [match.group(1) or "" for match in matches if match is not None]
+        return {int(text) for text in texts if text.isascii() and text.isdecimal()}
+
 
 def patterns_of(settings: Mapping[str, Any], field: str = "watch") -> LogPatterns:
     """Return the patterns in the settings of a file.
 
     Args:
-        settings: ``step`` and, if needed, ``loss`` and ``tolerance``.
+        settings: ``step`` and, if needed, ``loss``, ``tolerance`` and ``rank``.
         field: name of the part of the file that has them.
 
     Raises:

@@ -142,7 +142,7 @@ class GuardRails:
             ):
                 strikes = "strikes" if node.name in reach.nodes else "may strike"
                 remedy = (
-                    f"strike other nodes by their ranks, or remove it: pod {node.pod} has it, and "
+                    f"strike other nodes, or remove it: pod {node.pod} has it, and "
                     f"{fault} {strikes} that pod"
                 )
                 raise BadInput("protected", label, remedy)

@@ -33,13 +33,15 @@ def reach_of(fault: Fault, job: GuardedJob) -> Reach:
     """Return the nodes that a fault may strike.
 
     A role, or a rank whose node is not known, may strike any node. A fault of a machine strikes all
-    nodes on it. Of a partition between two sides that are both named by ranks, either side may be
-    lost, so both count; otherwise only the side of the fault's rank does.
+    nodes on it. Of a partition between two sides that are both named, either side may be lost, so
+    both count; otherwise only the side of the fault's rank or node does.
     """
     if fault.every_rank:
         return Reach(frozenset(node.name for node in job.nodes))
     ranks = set(named_ranks(fault))
     nodes = {job.ranks[rank] for rank in ranks if rank in job.ranks}
+    if fault.node:
+        nodes.add(fault.node)
     others = len(ranks - job.ranks.keys()) + _drawn(fault, job)
     if strikes_machine(fault):
         machines = {node.name: node.machine or node.name for node in job.nodes}
@@ -61,7 +63,7 @@ def count_nodes(faults: Iterable[Fault], job: GuardedJob) -> int:
 
 def _drawn(fault: Fault, job: GuardedJob) -> int:
     """Return the number of ranks for which the role of a fault stands; 0 without a role."""
-    if not isinstance(fault.rank, str):
+    if fault.node or not isinstance(fault.rank, str):
         return 0
     if fault.has_one_target or fault.rank not in DRAWN_ROLES:
         return 1

@@ -28,8 +28,10 @@ from chaoskit.attach.pods.machine_pods import job_uids
 from chaoskit.attach.required_rights import require_rights
 from chaoskit.attach.run.plan import (
     attach_settings,
+    needs_ranks,
     plan_attached,
     require_faults,
+    require_nodes,
     without_ranks,
 )
 from chaoskit.attach.run.substrate import AttachedSubstrate, needs_network
@@ -125,16 +127,24 @@ def attach(
     aborts: list[str] = []
     with closing(client) as api, AbortWatch(conditions, aborts.append):
         job = find_job(api, reference, container=container)
+        require_nodes(job, typed)
         substrate = AttachedSubstrate(
-            api, job, means, options, limits.rails, lambda: aborts[0] if aborts else ""
+            api,
+            job,
+            means,
+            options,
+            limits.rails,
+            patterns,
+            lambda: aborts[0] if aborts else "",
         )
         with closing(substrate):
             _require_cluster(api, job, typed, means, options, substrate, limits)
             substrate.reach(_actions(typed))
             ranks = substrate.ranks()
-            if not ranks:
+            if not ranks and needs_ranks(typed):
                 raise without_ranks(job, substrate.why_no_ranks())
             experiment = plan_attached(job, ranks, patterns, typed, settings)
+            substrate.require_processes(experiment.faults, ranks)
             _ask(api, job, means, experiment, ranks, limits)
             if aborts:
                 raise BadInput("abort", aborts[0], "wait until it does not hold")

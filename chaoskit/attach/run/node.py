@@ -7,6 +7,7 @@ attach/run/cluster.py: all nodes of a run.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -34,9 +35,10 @@ from chaoskit.attach.run.lives import (
 from chaoskit.attach.run.logs import AttachedLogs
 from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.journal import Journal
-from chaoskit.substrate.core.launched_ranks import LaunchedRank
+from chaoskit.stacks import LogPatterns
+from chaoskit.substrate.core.launched_ranks import LOG, LaunchedRank
 from chaoskit.substrate.core.processes import Process
-from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
+from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.vocabulary import Event
 
 Queried = TypeVar("Queried")
@@ -44,6 +46,10 @@ _LOOK_S = 0.5  # interval in which ranks are looked up
 _ASK_AGAIN_S = 0.1  # pause after a question that a busy hand did not answer
 _RETRY_S = 2.0  # pause after a hand that could not be started
 _TRIES_MAX = 3  # hands of a role in one life
+#: Seconds within which the API server shows the end of the container with which a hand has ended.
+_END_SHOWN_S = 2.0
+_LOG_AGAIN_S = 1.0  # pause between two looks for a rank in a log
+_LOG_HEAD_BYTES = 1 << 20  # part of a log in which a rank is looked for
 _INIT = 1  # pid of the first process of a container
 
 
@@ -56,12 +62,14 @@ class RunParts:
         watch: the places of the job.
         means: the means by which hands are started.
         needs_network: True if faults act on the network, so that each pod gets a network hand.
+        patterns: the patterns for the logs; that of a rank counts where no process shows one.
     """
 
     api: KubernetesApi
     watch: JobWatch
     means: HandMeans
     needs_network: bool
+    patterns: LogPatterns
 
 
 class AttachedNode:
@@ -102,6 +110,9 @@ class AttachedNode:
         self._ranks: dict[Process, LaunchedRank] = {}  # as the journal has them
         self._has_seen_ranks = False  # by the last look
         self._lingering = Lingering()  # of the present life
+        self._logged_ranks: dict[PodLife, set[int]] = {}  # that the log of a life shows
+        self._log_read_s = -math.inf
+        self._hand_ended_s: dict[HandRole, float] = {}  # when a hand was last seen to have ended
         self._tries: dict[tuple[HandRole, PodLife], int] = {}
         self.error: Exception | None = None
         self._woken, self._is_closing = threading.Event(), False
@@ -142,13 +153,17 @@ class AttachedNode:
     def ranks(self) -> dict[Process, LaunchedRank]:
         """Return the live processes that were started with a rank; empty if the place is empty.
 
+        If none was, the first process has the rank that the log of its life shows.
+
         Raises:
             NodeUnreachable: if a container runs there, and its hand does not answer.
         """
         with self._lock:
-            root, kernel = self._root, self._kernel
-        if root is not None and kernel is not None:
-            return kernel.launched_ranks(root)
+            life, root, kernel = self._life, self._root, self._kernel
+        if life is not None and root is not None and kernel is not None:
+            ranks = kernel.launched_ranks(root)
+            rank = None if ranks else self._logged_rank(life)
+            return ranks if rank is None else {root: LaunchedRank(rank, LOG)}
         if present_life(self.place, self.container) is not None:
             raise self._unreachable()
         return {}
@@ -175,9 +190,39 @@ class AttachedNode:
         """
         return self._patiently(self.ranks)
 
+    def _logged_rank(self, life: PodLife) -> int | None:
+        """Return the rank by the log of a life; None if it does not show exactly one, or not yet."""
+        if self._parts.patterns.rank is None:
+            return None
+        if life not in self._logged_ranks and time.monotonic() >= self._log_read_s + _LOG_AGAIN_S:
+            self._log_read_s = time.monotonic()
+            with contextlib.suppress(ApiError):  # it is read again
+                text = self._parts.api.log_head(life.pod, self.container, _LOG_HEAD_BYTES)
+                if ranks := self._parts.patterns.ranks(text.splitlines()):
+                    self._logged_ranks[life] = ranks
+        ranks = self._logged_ranks.get(life, set())
+        return min(ranks) if len(ranks) == 1 else None
+
     def why_no_ranks(self) -> str:
         """Return why no process shows a rank; "" if one does."""
-        return "" if self.ranks() else why_unread(self.hand(PROCESSES).ask("list")["processes"])
+        if self.ranks():
+            return ""
+        if several := [ranks for ranks in self._logged_ranks.values() if len(ranks) > 1]:
+            return f"its log shows the ranks {', '.join(map(str, sorted(several[-1])))}"
+        reason = why_unread(self.hand(PROCESSES).ask("list")["processes"])
+        return reason if self._parts.patterns.rank is None else f"{reason}, and its log shows none"
+
+    def why_no_process(self) -> str:
+        """Return why no process is known to have the rank of the log; "" if one is.
+
+        The log does not say which of several processes has printed a line.
+        """
+        if any(launched.variable != LOG for launched in self.ranks().values()):
+            return ""
+        count = len(self.processes())
+        if count == 1:
+            return ""
+        return f"{self.name} has {count} processes, and its log does not say which has the rank"
 
     def hand(self, role: HandRole) -> Hand:
         """Return a standing hand in the present pod. Raises NodeUnreachable if there is none."""
@@ -324,13 +369,21 @@ class AttachedNode:
         for role in roles:
             if self._stands(role):
                 continue
-            if role in self._hands and self._journal is not None:
-                self._journal.write(
-                    Event.HAND_ENDED, role=role, uid=life.uid, container_id=life.container_id
-                )
+            if role in self._hands:
+                self._hand_ended_s[role] = time.monotonic()
+                self._record_hand_end(role, life)
             self._close_hands(role)
-            if not self._is_over(life):
+            ended_s = self._hand_ended_s.get(role, -math.inf)
+            # a start in a container that has just ended would keep the thread busy until it fails
+            if not self._is_over(life) and time.monotonic() - ended_s >= _END_SHOWN_S:
                 self._start(role, life)
+
+    def _record_hand_end(self, role: HandRole, life: PodLife) -> None:
+        """Write that a hand has ended."""
+        if self._journal is not None:
+            self._journal.write(
+                Event.HAND_ENDED, role=role, uid=life.uid, container_id=life.container_id
+            )
 
     def _hand_in(self, life: PodLife) -> Hand:
         """Return the hand on the processes of a life.

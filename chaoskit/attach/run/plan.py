@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from chaoskit.attach.guards.hand_choice import hand_of
 from chaoskit.attach.hands.hand_container import HandMeans
 from chaoskit.attach.jobs.find import FoundJob
-from chaoskit.errors import BadInput, name_remedy
+from chaoskit.errors import BadInput, closest_name, name_remedy
 from chaoskit.experiment.plan.command_plan import (
     CommandExperiment,
     RunningJob,
     require_known_target,
 )
 from chaoskit.faults.base import Fault, draw_ranks, typed_faults
+from chaoskit.faults.network.sides import named_ranks
 from chaoskit.logrule import LogRule
 from chaoskit.rules import load_rules
 from chaoskit.stacks import LogPatterns
@@ -29,6 +30,7 @@ from chaoskit.typed import LimitS, typed_arguments
 _DEADLINE_S = 900.0
 _STALLED_S = 180.0
 _OBSERVE_S = 10.0
+_SHOWN_NODES = 20  # names in an error
 _SETTINGS = (
     *("job", "watch", "faults", "image", "exec_hands", "namespace", "context", "container"),
     *("limits", "check"),
@@ -113,7 +115,31 @@ def require_faults(faults: Sequence[Fault], means: HandMeans) -> tuple[Fault, ..
     for fault in typed:
         hand_of(fault, means)
         require_known_target(fault)
+        _require_target(fault)
     return typed
+
+
+def _require_target(fault: Fault) -> None:
+    """Raise BadInput unless a fault names a rank, or a node that it strikes as a whole."""
+    if bool(fault.node) == (fault.rank != ""):
+        remedy = "name a rank, or the node of a pod: rank=1 or node='llama-1'"
+        raise BadInput("faults", str(fault), f"{remedy}, and not both")
+    if fault.node and not fault.whole_node:
+        remedy = "name a rank, or use KillNode, KillContainer, FreezeNode or Cut"
+        why = f"{fault.kind} strikes one process, and node= does not say which"
+        raise BadInput("faults", str(fault), f"{remedy}: {why}")
+
+
+def require_nodes(job: FoundJob, faults: Sequence[Fault]) -> None:
+    """Raise BadInput if a fault names a node that the job does not have."""
+    nodes = [key.node_name for key in sorted(job.containers)]
+    for fault in faults:
+        if fault.node and fault.node not in nodes:
+            closest = closest_name(fault.node, nodes)
+            remedy = f"write {closest}" if closest else "name a node of the job"
+            more = f" and {len(nodes) - _SHOWN_NODES} more" if len(nodes) > _SHOWN_NODES else ""
+            shown = f"{', '.join(nodes[:_SHOWN_NODES])}{more}"
+            raise BadInput("faults", str(fault), f"{remedy}: {job.reference} has {shown}")
 
 
 def plan_attached(
@@ -127,7 +153,8 @@ def plan_attached(
 
     Args:
         job: the job.
-        ranks: rank -> node, as the processes of the job show them.
+        ranks: rank -> node, as the processes of the job show them; empty if none does, and no
+            fault needs them.
         patterns: the patterns that find steps and losses in the log.
         faults: the faults that strike the job, of :func:`require_faults`.
         settings: the other settings.
@@ -142,7 +169,7 @@ def plan_attached(
         nodes=len(job.containers),
         ranks=len(ranks),
         seed=settings.seed,
-        faults=_with_ranks(faults, ranks, settings.seed),
+        faults=_with_ranks(job, faults, ranks, settings.seed),
         working_directory="",
         deadline_s=settings.deadline_s,
         max_lost_steps=settings.max_lost_steps,
@@ -154,23 +181,37 @@ def plan_attached(
 
 
 def _with_ranks(
-    faults: tuple[Fault, ...], ranks: Mapping[int, str], seed: int
+    job: FoundJob, faults: tuple[Fault, ...], ranks: Mapping[int, str], seed: int
 ) -> tuple[Fault, ...]:
     """Return the faults with a rank of the job in place of each role. Raises BadInput."""
+    # of a command, each rank counts as a node
+    count = max(len(job.containers), 1 + max(ranks, default=-1))
     for fault in faults:
-        if isinstance(fault.rank, int) and fault.rank not in ranks:
-            existing = ", ".join(map(str, sorted(ranks)))
-            raise BadInput("faults", str(fault), f"name a rank of the job: it has {existing}")
-        fault.validate(nodes=max(ranks) + 1, steps=None)  # of a command, each rank counts as a node
+        if not set(named_ranks(fault)) <= ranks.keys():
+            existing = ", ".join(map(str, sorted(ranks))) or "none that is known"
+            raise BadInput("faults", str(fault), f"name ranks of the job: it has {existing}")
+        # the checks of the other fields; the node itself was checked before
+        by_rank = replace(fault, node="", rank="any") if fault.node else fault
+        by_rank.validate(nodes=count, steps=None)
     return draw_ranks(faults, len(ranks), seed)
 
 
+def needs_ranks(faults: Sequence[Fault]) -> bool:
+    """Return whether a fault needs the ranks of the job: it names a rank or a role."""
+    return any(not fault.node or named_ranks(fault) for fault in faults)
+
+
 def without_ranks(job: FoundJob, reasons: Sequence[str]) -> BadInput:
-    """Return the error for a job whose processes do not show their ranks.
+    """Return the error for a job whose processes do not show their ranks, if faults need them.
 
     Args:
         job: the job.
         reasons: why no rank was read, by node.
     """
-    remedy = "start its ranks by torchrun, or with RANK in the environment of each process"
+    node = min((key.node_name for key in job.containers), default="")
+    remedy = (
+        "start its ranks by torchrun, or with RANK in the environment of each process; "
+        "or give watch the pattern of a rank, if its logs show ranks; "
+        f"or name nodes in faults of whole nodes, such as KillNode(node={node!r}, after_s=5)"
+    )
     return BadInput("job", str(job.reference), "; ".join([remedy, *reasons[:3]]))

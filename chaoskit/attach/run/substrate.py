@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,10 +41,13 @@ from chaoskit.attach.run.node import AttachedNode, RunParts
 from chaoskit.attach.run.pods import NodePods
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.faults.base import Fault
+from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.ranks import seats
 from chaoskit.substrate.core.actions import Action, Backend
 from chaoskit.substrate.core.base import NOTHING, Cluster, Needs
 from chaoskit.substrate.core.demand import RunDemand
+from chaoskit.substrate.core.launched_ranks import LOG
 from chaoskit.substrate.core.run_event import RunEvent
 from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
@@ -52,6 +56,8 @@ from chaoskit.wire.injection_line import InjectionDoor
 
 #: Name of the substrate in reports.
 ATTACHED = "attached"
+_LOG_RANKS_S = 10.0  # time in which logs must show ranks
+_LOOK_S = 0.5
 _PARALLEL = 8  # pods in which hands are started at the same time
 
 
@@ -64,6 +70,7 @@ class AttachedSubstrate:
         means: the means by which hands are started.
         options: the user's options, which name the machines that may be broken.
         rails: the guard rails, which are checked at each strike, too.
+        patterns: the patterns for the logs.
         why_aborted: returns why the user wants the run to end; "" while it may go on.
 
     Attributes:
@@ -79,11 +86,12 @@ class AttachedSubstrate:
         means: HandMeans,
         options: KubernetesOptions,
         rails: GuardRails,
+        patterns: LogPatterns,
         why_aborted: Callable[[], str],
     ) -> None:
         self.undo, self.run_name = UndoLog(), new_run_name()
         self._api, self._job, self._means, self._options = api, job, means, options
-        self._guards = RunGuards(rails, why_aborted)
+        self._patterns, self._guards = patterns, RunGuards(rails, why_aborted)
         self._nodes: dict[str, AttachedNode] = {}
         self._watch = JobWatch(api, job, lambda changes: self._wake())
 
@@ -142,7 +150,9 @@ class AttachedSubstrate:
             BadInput: if another run has started its hands a little earlier.
         """
         self._watch.start()
-        parts = RunParts(self._api, self._watch, self._means, needs_network(actions))
+        parts = RunParts(
+            self._api, self._watch, self._means, needs_network(actions), self._patterns
+        )
         self._nodes = {
             place.key.node_name: AttachedNode(parts, place.key, self._job.containers[place.key])
             for place in self._job.places.places
@@ -159,13 +169,47 @@ class AttachedSubstrate:
             self._require_none(find_earlier_hand(self._api, pod.name, own))
 
     def ranks(self) -> dict[int, str]:
-        """Return rank -> node, as the processes of the job show them.
+        """Return rank -> node, as the processes of the job show them, or else its logs.
+
+        Logs that show no rank are read again for some seconds.
 
         Raises:
+            BadInput: if the logs of two nodes show the same rank.
             NodeUnreachable: if a hand does not answer any more.
         """
-        by_rank = seats({name: node.first_ranks() for name, node in self._nodes.items()})
-        return {rank: seat.node for rank, seat in by_rank.items()}
+        until_s = time.monotonic() + (_LOG_RANKS_S if self._patterns.rank is not None else 0)
+        while True:
+            ranks = {name: node.first_ranks() for name, node in self._nodes.items()}
+            if all(ranks.values()) or time.monotonic() > until_s:
+                break
+            time.sleep(_LOOK_S)
+        require_distinct(
+            str(self._patterns.rank),
+            {
+                name: launched.rank
+                for name, launched_ranks in ranks.items()
+                for launched in launched_ranks.values()
+                if launched.variable == LOG
+            },
+        )
+        return {rank: seat.node for rank, seat in seats(ranks).items()}
+
+    def require_processes(self, faults: Sequence[Fault], ranks: Mapping[int, str]) -> None:
+        """Refuse a fault of one process if the log shows its rank, and the pod has several.
+
+        Args:
+            faults: the faults, with ranks in place of roles.
+            ranks: rank -> node.
+
+        Raises:
+            BadInput: naming the fault, and the node.
+        """
+        for fault in faults:
+            if fault.whole_node or not isinstance(fault.rank, int):
+                continue
+            if reason := self._nodes[ranks[fault.rank]].why_no_process():
+                remedy = "use KillNode, KillContainer, FreezeNode or Cut"
+                raise BadInput("faults", str(fault), f"{remedy}: {reason}")
 
     def why_no_ranks(self) -> list[str]:
         """Return why no process of a node shows a rank, for each such node."""
@@ -237,6 +281,21 @@ class AttachedSubstrate:
             closed.callback(self._watch.close)
             for node in self._nodes.values():
                 closed.callback(node.close)
+
+
+def require_distinct(pattern: str, ranks: Mapping[str, int]) -> None:
+    """Raise BadInput if the logs of two nodes show the same rank.
+
+    Args:
+        pattern: the pattern of a rank.
+        ranks: node -> rank, by its log.
+    """
+    by_rank: dict[int, str] = {}
+    for node, rank in ranks.items():
+        if other := by_rank.get(rank):
+            why = f"the logs of {other} and {node} both show rank {rank}"
+            raise BadInput("watch.rank", pattern, f"match a node's own rank only: {why}")
+        by_rank[rank] = node
 
 
 def needs_network(actions: Collection[type[Action]]) -> bool:

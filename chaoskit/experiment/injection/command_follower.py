@@ -23,6 +23,7 @@ from chaoskit.experiment.injection.observation import JobObservation
 from chaoskit.experiment.injection.ranks_found import variable_of
 from chaoskit.experiment.plan.command_plan import CommandExperiment, moment
 from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import NO_RANK
 from chaoskit.faults.network.sides import named_ranks
 from chaoskit.faults.target import ProcessExit, Target
 from chaoskit.journal import Journal, JournalTail, read_events
@@ -466,12 +467,13 @@ class CommandFollower:
             if seat is None or any(target.worker == _worker_name(seat) for _, target in strikes):
                 continue  # struck as soon as the process is started again
             struck_ranks = [rank for rank in named_ranks(injection.fault) if rank in seats_by_rank]
-            struck_nodes = [seats_by_rank[rank].node for rank in struck_ranks]
+            struck_nodes = [seat.node, *(seats_by_rank[rank].node for rank in struck_ranks)]
             if reason := self._cluster.why_spared(struck_nodes, injection.fault.needs):
                 injection.miss(f"guard rails forbid it: {reason}")
                 continue
             strikes.append((injection, self._target(injection, seat, seats_by_rank)))
-            self._struck_ranks[_worker_name(seat)] = seat.rank
+            if not injection.fault.node:
+                self._struck_ranks[_worker_name(seat)] = seat.rank
             self._wake_at_end_of(seat.process, cleanups)
         if strikes:
             self._injector.strike(strikes)
@@ -485,6 +487,8 @@ class CommandFollower:
     ) -> Seat | None:
         """Return the process that a fault strikes now; None if it must wait for another turn.
 
+        That of a fault that names a node is the first one there.
+
         Args:
             fault: the fault.
             seats_by_rank: the process of each rank, as far as it is known.
@@ -494,21 +498,38 @@ class CommandFollower:
             NodeUnreachable: if a rank that the fault names may be on such a node, or its node does
                 not answer any more.
         """
-        assert isinstance(fault.rank, int), "roles are drawn when a run is planned"
         ranks = named_ranks(fault)
         if unreached and not seats_by_rank.keys() >= {*ranks}:
             raise NodeUnreachable(unreached[0])
-        seat = seats_by_rank.get(fault.rank)
+        seat = self._seat_of(fault, seats_by_rank)
         if seat is None or self._injector.is_doomed(_worker_name(seat), seat.process):
             return None
-        if not self._is_witnessed(seat):
+        if not fault.node and not self._is_known_to_train(fault, seat):
             return None
-        others = [seats_by_rank[rank] for rank in ranks[1:] if rank in seats_by_rank]
-        if any(other.process.is_gone() for other in others):
+        others = [seats_by_rank[rank] for rank in ranks if rank in seats_by_rank]
+        if any(other.process.is_gone() for other in others if other is not seat):
             return None  # the other side may be on another node when its rank is started again
-        if not (seat.variable or self._has_one_rank_per_node or fault.whole_node):
-            return None  # the first process of a node may be the launcher of several ranks
         return seat
+
+    def _seat_of(self, fault: Fault, seats_by_rank: Mapping[int, Seat]) -> Seat | None:
+        """Return the process of a fault's rank, or the first one of its node; None without one.
+
+        Raises NodeUnreachable if the node does not answer.
+        """
+        if fault.node:
+            processes = self._cluster.node(fault.node)
+            return Seat(NO_RANK, fault.node, processes[0], variable="") if processes else None
+        assert isinstance(fault.rank, int), "roles are drawn when a run is planned"
+        return seats_by_rank.get(fault.rank)
+
+    def _is_known_to_train(self, fault: Fault, seat: Seat) -> bool:
+        """Return whether the process of a rank may be struck: its node reports it, too.
+
+        The first process of a node may be the launcher of several ranks.
+        """
+        if not self._is_witnessed(seat):
+            return False
+        return bool(seat.variable) or self._has_one_rank_per_node or fault.whole_node
 
     def _seats(self) -> tuple[dict[int, Seat], list[str]]:
         """Return the process of each rank, and why some nodes do not answer.
@@ -602,11 +623,11 @@ class CommandFollower:
             if injection.unreached:
                 injection.miss(f"it could not act {moment(injection.fault)}: {injection.unreached}")
             elif self._is_due(injection):
-                absent_in_words = (
-                    f"no process of rank {injection.fault.rank} was found {moment(injection.fault)}"
-                )
+                fault = injection.fault
+                absent_in_words = f"no process of {fault.place} was found {moment(fault)}"
+                is_explained = self._rank_variables or fault.node
                 injection.miss(
-                    absent_in_words if self._rank_variables else f"{absent_in_words}: {NO_VARIABLE}"
+                    absent_in_words if is_explained else f"{absent_in_words}: {NO_VARIABLE}"
                 )
             else:
                 shown_in_words = (

@@ -154,7 +154,7 @@ class Injection:
 
         If none was given, it is that no process had the rank at the fault's moment.
         """
-        return self.missed or f"rank {self.fault.rank} was held by no process {self.fault.moment}"
+        return self.missed or f"{self.fault.place} was held by no process {self.fault.moment}"
 
     @property
     def moment_key(self) -> tuple[Any, ...]:

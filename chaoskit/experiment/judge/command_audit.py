@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from chaoskit.experiment.injection.ranks_found import ranks_found
 from chaoskit.experiment.judge.fault_audit import NAME
 from chaoskit.experiment.run.command_run import CommandRun
 from chaoskit.experiment.twin.command_twin import unfinished
-from chaoskit.faults import Kill
+from chaoskit.faults import Fault, Kill
 from chaoskit.journal import Record
 from chaoskit.runlog.injected import InjectionRecord, Struck
 from chaoskit.runlog.outcome import Check
@@ -74,6 +75,22 @@ class _Holder:
         return self.found_ns <= t_ns and (self.gone_ns is None or t_ns < self.gone_ns)
 
 
+class _Life(NamedTuple):
+    """A container of a running job, as recorded by its node.
+
+    Attributes:
+        found_ns: the time at which it was first recorded.
+        gone_ns: the recorded end, or None if there is no such record.
+    """
+
+    found_ns: int
+    gone_ns: int | None
+
+    def is_there(self, t_ns: int) -> bool:
+        """Return whether the container ran at a time."""
+        return self.found_ns <= t_ns and (self.gone_ns is None or t_ns < self.gone_ns)
+
+
 def audit(run: CommandRun, *, is_whole: bool) -> list[Check]:
     """Return a check for each fault or command that differs from the plan; none if all agree.
 
@@ -95,7 +112,7 @@ def audit(run: CommandRun, *, is_whole: bool) -> list[Check]:
             checks.append(
                 Check(name=name, verdict=difference_verdict, detail="; ".join(mismatches))
             )
-        elif missing_records := [*_missing(injection, injection.target, holders, run.lines)]:
+        elif missing_records := [*_missing(run, injection, injection.target, holders)]:
             checks.append(
                 Check(name=name, verdict=Verdict.UNKNOWN, detail="; ".join(missing_records))
             )
@@ -117,6 +134,21 @@ def _holders(run: CommandRun) -> list[_Holder]:
         _Holder(rank, run.commands[node], ends)
         for rank, node in enumerate(run.nodes)
         if node in run.commands
+    ]
+
+
+def _lives(run: CommandRun, node: str) -> list[_Life]:
+    """Return the containers of a node of a running job, by time."""
+    records = [record for record in run.records if record.source == node]
+    ends_ns = {
+        (record["uid"], record["container_id"]): record.t_ns
+        for record in records
+        if record.event == Event.LIFE_ENDED
+    }
+    return [
+        _Life(record.t_ns, ends_ns.get((record["uid"], record["container_id"])))
+        for record in records
+        if record.event == Event.LIFE_OBSERVED
     ]
 
 
@@ -151,11 +183,27 @@ def _mismatches(
     run: CommandRun, injection: InjectionRecord, target: Struck, holders: Sequence[_Holder]
 ) -> Iterator[str]:
     """Yield, in words, each contradiction between a fault's plan and the records of its strike."""
-    fault, process_in_words = injection.fault, f"process {target.pid} of {target.node}"
+    fault = injection.fault
+    if target.worker != f"{target.node}.{target.pid}":
+        process_in_words = f"process {target.pid} of {target.node}"
+        yield f"the harness recorded {target.worker} as the target, but also {process_in_words}"
+    if not fault.node:
+        yield from _rank_mismatches(fault, target, holders)
+    elif target.node != fault.node:
+        yield f"it struck {target.node}, not {fault.node}"
+    if injection.effective_ns is not None and injection.effective_ns < target.injected_ns:
+        yield "its effect was seen before it acted"
+    if not injection.is_about_its_target:
+        yield f"its evidence is not about what it struck: {injection.subject or injection.observed}"
+    if any(line.step is not None for line in run.lines):
+        yield from _moment_mismatches(run, injection, target, holders)
+
+
+def _rank_mismatches(fault: Fault, target: Struck, holders: Sequence[_Holder]) -> Iterator[str]:
+    """Yield, in words, each contradiction between the rank of a fault and the records of nodes."""
+    process_in_words = f"process {target.pid} of {target.node}"
     if isinstance(fault.rank, int) and target.rank != fault.rank:
         yield f"it struck rank {target.rank}, not rank {fault.rank}"
-    if target.worker != f"{target.node}.{target.pid}":
-        yield f"the harness recorded {target.worker} as the target, but also {process_in_words}"
     for owner in (holder for holder in holders if holder.is_process(target)):
         if owner.rank != target.rank:
             yield f"{process_in_words} had rank {owner.rank}, not rank {target.rank}"
@@ -167,12 +215,6 @@ def _mismatches(
             f"{holder.pid} of {holder.node}" for holder in rank_holders[-2:]
         )
         yield f"rank {target.rank} was process {holders_in_words}, not {target.pid} of {target.node}"
-    if injection.effective_ns is not None and injection.effective_ns < target.injected_ns:
-        yield "its effect was seen before it acted"
-    if not injection.is_about_its_target:
-        yield f"its evidence is not about what it struck: {injection.subject or injection.observed}"
-    if any(line.step is not None for line in run.lines):
-        yield from _moment_mismatches(run, injection, target, holders)
 
 
 def _moment_mismatches(
@@ -216,7 +258,7 @@ def _is_late(
     holders: Sequence[_Holder],
     lines_before: Sequence[CommandLogLine],
 ) -> bool:
-    """Return whether a fault at a step struck too late, although its process was there in time.
+    """Return whether a fault at a step struck too late, although its target was there in time.
 
     It is late if the log of the node was read again between the step and the act. It is not late
     if another fault, which may have delayed it, struck the same process. Nor is it late if another
@@ -240,13 +282,18 @@ def _is_late(
     ]
     if due_line is None or any(target.worker in claims for claims in other_claims):
         return False
-    processes_there = [
-        holder
-        for holder in holders
-        if holder.rank == target.rank and holder.is_there(due_line.t_ns)
-    ]
-    is_alone = len(processes_there) == 1 and processes_there[0].is_process(target)
-    return is_alone and any(
+    if injection.fault.node:
+        times_ns = (due_line.t_ns, target.injected_ns)
+        lives = _lives(run, target.node)
+        was_there = any(all(map(life.is_there, times_ns)) for life in lives)
+    else:
+        processes_there = [
+            holder
+            for holder in holders
+            if holder.rank == target.rank and holder.is_there(due_line.t_ns)
+        ]
+        was_there = len(processes_there) == 1 and processes_there[0].is_process(target)
+    return was_there and any(
         line.node == due_line.node and line.read_ns > due_line.read_ns for line in lines_before
     )
 
@@ -257,12 +304,24 @@ def _step_text(step: int) -> str:
 
 
 def _missing(
+    run: CommandRun, injection: InjectionRecord, target: Struck, holders: Sequence[_Holder]
+) -> Iterator[str]:
+    """Yield, in words, each record that is missing to confirm the target of a fault."""
+    if not injection.fault.node:
+        yield from _missing_of_rank(injection, target, holders, run.lines)
+    elif not any(life.is_there(target.injected_ns) for life in _lives(run, target.node)):
+        yield f"{target.node} recorded no container that ran when it struck"
+    if not any(line.step is not None for line in run.lines):
+        yield "no log line shows a step, so the step of the strike is not known"
+
+
+def _missing_of_rank(
     injection: InjectionRecord,
     target: Struck,
     holders: Sequence[_Holder],
     lines: Sequence[CommandLogLine],
 ) -> Iterator[str]:
-    """Yield, in words, each record that is missing to confirm the target of a fault.
+    """Yield, in words, each record that is missing to confirm that a process had its rank.
 
     Several processes with the rank are reported, too: which of them trained is not known.
     """
@@ -282,8 +341,6 @@ def _missing(
     if len(rivals) > 1:
         pids = ", ".join(str(holder.pid) for holder in rivals)
         yield f"processes {pids} had rank {target.rank} when it struck {target.pid}: which of them trained is not known"
-    if not any(line.step is not None for line in lines):
-        yield "no log line shows a step, so the step of the strike is not known"
 
 
 def _missing_restart(

@@ -23,6 +23,7 @@ from chaoskit.experiment.run.log_ends import hints, log_ends
 from chaoskit.experiment.run.running_job import check_hands, goes_on, why_unclear
 from chaoskit.experiment.twin.command_twin import CommandTwin, failed_nodes, taken_nodes, unfinished
 from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import NO_RANK
 from chaoskit.plaintext import plural
 from chaoskit.runlog.checks import (
     compared_with_itself,
@@ -151,6 +152,7 @@ def _settings(run: CommandRun) -> dict[str, Any]:
     chosen = {
         "step pattern": experiment.watch.step,
         "loss pattern": experiment.watch.loss,
+        "rank pattern": experiment.watch.rank,
         "tolerance": experiment.watch.tolerance,
         "ranks": experiment.ranks,
         "max_lost_steps": experiment.max_lost_steps,
@@ -323,7 +325,10 @@ def _state_when_struck(target: Struck) -> str:
     shown_in_words = (
         "the log showed no step yet" if target.step < 0 else f"the log showed step {target.step}"
     )
-    return f"rank {target.rank} (pid {target.pid} on {target.node}) was alive, and {shown_in_words}; its phase is not known"
+    process_in_words = f"rank {target.rank} (pid {target.pid} on {target.node})"
+    if target.rank == NO_RANK:
+        process_in_words = f"the first process of {target.node} (pid {target.pid})"
+    return f"{process_in_words} was alive, and {shown_in_words}; its phase is not known"
 
 
 # -- checks ----------------------------------------------------------------------------------------

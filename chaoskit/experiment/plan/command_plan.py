@@ -170,6 +170,9 @@ def plan_command(
             watch,
             r'give the pattern of a step in its log: watch=LogPatterns(step=r"step (\d+)")',
         )
+    if watch.rank is not None:
+        remedy = "leave it out: it is for jobs that run already (chaos.attach)"
+        raise BadInput("watch.rank", watch.rank, remedy)
     _require_counts(nodes=(nodes, 1), ranks=(ranks, 0), max_lost_steps=(max_lost_steps, 0))
     if deadline_s is not None and not deadline_s > 0:
         raise BadInput("deadline_s", deadline_s, "use a number of seconds above 0, or math.inf")

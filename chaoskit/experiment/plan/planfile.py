@@ -513,7 +513,8 @@ def _fault_stand_in(plan_fields: Mapping[str, Any]) -> Fault:
         (Fault,),
         {**attributes, "__str__": lambda self: judged["text"]},
     )
-    fault: Fault = kind(**{field.name: plan_fields[field.name] for field in fields(Fault)})
+    names = [field.name for field in fields(Fault) if field.name in plan_fields]
+    fault: Fault = kind(**{name: plan_fields[name] for name in names})
     return fault
 
 

@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from chaoskit.experiment.injection.ranks_found import ranks_found
 from chaoskit.experiment.run.command_run import LOGS, CommandRun
+from chaoskit.journal import Record
 from chaoskit.stacks.course import Usual
 
 _DRAWN_SHARE = 10  # one overwritten line among so many with a step makes a progress bar
@@ -131,7 +132,7 @@ def _restarts_numbering(run: CommandRun) -> str:
         returns = _returns_to_first(lines, first_step, highest_step)
         causes = [
             *_struck_ns(run),
-            *(record.t_ns for record in ranks_found(run.records) if record.source == node),
+            *(record.t_ns for record in _starts(run) if record.source == node),
         ]
         unexplained = [
             return_times
@@ -173,9 +174,7 @@ def _repeats_without_cause(
     struck_ns = sorted(_struck_ns(run))
     is_by_clock = _is_by_clock(run, twin_counts)
     restarts_ns = [
-        record.t_ns
-        for record in ranks_found(run.records)
-        if struck_ns and record.t_ns > struck_ns[0]
+        record.t_ns for record in _starts(run) if struck_ns and record.t_ns > struck_ns[0]
     ]
     causes_ns, repeats = [*struck_ns, *restarts_ns], 0
     for node, lines in _by_node(run).items():
@@ -221,6 +220,11 @@ def _by_node(run: CommandRun) -> dict[str, list[tuple[int, int]]]:
         if line.step is not None:
             lines.setdefault(line.node, []).append((line.t_ns, line.step))
     return lines
+
+
+def _starts(run: CommandRun) -> list[Record]:
+    """Return the records of processes with a rank; without any, those of a job's containers."""
+    return ranks_found(run.records) or run.lives
 
 
 def _struck_ns(run: CommandRun) -> list[int]:

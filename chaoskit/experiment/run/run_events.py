@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from chaoskit.faults.evidence import NO_RANK
 from chaoskit.journal import Record
 from chaoskit.plaintext import plural
 from chaoskit.runlog.account import UNHEARD, Accountant
@@ -91,7 +92,8 @@ def event_of(record: Record, generation: int = 0, fault_in_words: str = "") -> R
 
 def _target(record: Record) -> str:
     """Return a fault and its target in words, from the record of its act."""
-    place_in_words = [f"at rank {record['rank']} (worker {record['worker']}) on {record['node']}"]
+    subject = "the first process" if record["rank"] == NO_RANK else f"rank {record['rank']}"
+    place_in_words = [f"at {subject} (worker {record['worker']}) on {record['node']}"]
     place_in_words += [f"all of {', '.join(record['nodes'])}"] if record["nodes"] else []
     place_in_words += [f"generation {record['generation']}"] if record.get("generation") else []
     return f"{record['what']}: {', '.join(place_in_words)}, step {record['step']}"

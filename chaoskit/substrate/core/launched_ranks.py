@@ -15,10 +15,12 @@ from chaoskit.process.linux import is_ending, parent, variables
 #: them, as a task of srun has, and start processes whose rank comes from a stronger one.
 VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "LOCAL_RANK")
 _LOCAL = "LOCAL_RANK"
+#: Stands for a variable if the rank is that of a log. It is weaker than all of them.
+LOG = "log"
 
 
 class LaunchedRank(NamedTuple):
-    """A rank, and the variable that it was read from."""
+    """A rank, and the variable that it was read from, or :data:`LOG`."""
 
     rank: int
     variable: str

@@ -1,6 +1,7 @@
 """A training of a small model by DistributedDataParallel over gloo, in the pods of a job.
 
     torchrun ... ddp.py DIRECTORY STEP_S STEPS
+    python ddp.py DIRECTORY STEP_S STEPS RANK NODES HOST:PORT
 
 All pods share DIRECTORY. Rank 0 prints ``step N loss X`` for each step, and writes a checkpoint
 there after every fifth step, from which each new attempt goes on. STEPS is the number of the last
@@ -34,6 +35,8 @@ STEP_LIMIT_S = 6.0
 #: Limit of a collective. It is far above that of a step: an agent that notices the end of *other*
 #: ranks first would wait 30 s for a stopped rank of its own.
 GROUP_LIMIT_S = 60.0
+#: The same without torchrun, where a rank may wait for a group that is gone.
+ALONE_LIMIT_S = 15.0
 
 
 def load(directory: Path, model: nn.Module) -> int:
@@ -75,20 +78,39 @@ def train_step(model: nn.Module, step: int, rank: int) -> float:
     return float(loss)
 
 
+def join_group(rank: str = "", nodes: str = "", host: str = "") -> None:
+    """Join the group of all ranks: as torchrun says, or with a rank that no variable shows."""
+    if not rank:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_LIMIT_S))
+        return
+    limit = timedelta(seconds=ALONE_LIMIT_S)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://{host}", rank=int(rank), world_size=int(nodes), timeout=limit
+    )
+    print(f"rank {rank} of {nodes} has joined", flush=True)
+
+
+def step_timer() -> FileTimerClient | None:
+    """Return the timer by which torchrun ends a rank that hangs; None without torchrun."""
+    path = os.environ.get("TORCHELASTIC_TIMER_FILE")
+    return FileTimerClient(path) if path else None
+
+
 def main() -> None:
     directory, step_s, steps = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_LIMIT_S))
+    join_group(*sys.argv[4:])
     rank = dist.get_rank()
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     step = first_step(directory, network, rank)
     model = nn.parallel.DistributedDataParallel(network)
-    timer = FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"])
+    timer = step_timer()
     record = directory / f"record-{socket.gethostname()}"
     with record.open("a") as lines:
         while not steps or step < steps:
             step += 1
-            timer.acquire("step", time.time() + STEP_LIMIT_S)
+            if timer is not None:
+                timer.acquire("step", time.time() + STEP_LIMIT_S)
             time.sleep(step_s)
             loss = train_step(model, step, rank)
             lines.write(f"{time.monotonic_ns()} {step} {rank}\n")
@@ -97,7 +119,8 @@ def main() -> None:
                 print(f"step {step} loss {loss:.6f}", flush=True)
                 if step % CHECKPOINT_EVERY == 0:
                     save(directory, network, step)
-    timer.release("step")
+    if timer is not None:
+        timer.release("step")
     dist.destroy_process_group()
 
 

@@ -179,6 +179,7 @@ def training(
     pod_security: PodSecurity = "privileged",
     as_root: bool = False,
     cpu_limit: str = "",
+    shows_ranks: bool = True,
 ) -> Iterator[TrainingJob]:
     """Run a training on the tests' cluster until the context ends; it shows steps at the beginning.
 
@@ -193,6 +194,8 @@ def training(
         pod_security: level of Pod Security that the namespace enforces.
         as_root: True for containers of root; False for those of a user without any right.
         cpu_limit: CPU limit of a container, such as ``500m``; "" for none.
+        shows_ranks: True to start the ranks by torchrun. False for a single process in each pod
+            whose rank is in no variable: the pods of a StatefulSet only.
     """
     with contextlib.ExitStack() as undone:
         if kind in ("jobset", "trainjob"):
@@ -214,7 +217,8 @@ def training(
             ]
             claims = undone.enter_context(_persistent_volumes(name, sources))
         undone.enter_context(_enforced(pod_security))
-        pod = _pod_spec(job, nodes, steps, step_s, volumes, as_root=as_root)
+        command = (_command if shows_ranks else _command_without_ranks)(job, nodes, steps, step_s)
+        pod = _pod_spec(job, command, volumes, as_root=as_root)
         if cpu_limit:
             pod["containers"][0]["resources"]["limits"] = {"cpu": cpu_limit}
         undone.enter_context(cluster.created(*claims, *_manifests(job, nodes, pod)))
@@ -261,11 +265,16 @@ def _command(job: TrainingJob, nodes: int, steps: int, step_s: float) -> list[st
     return ["/bin/sh", "-c", f"{is_host}; exec {torchrun}"]
 
 
+def _command_without_ranks(job: TrainingJob, nodes: int, steps: int, step_s: float) -> list[str]:
+    """Return the command of a pod whose first process trains, with its rank as an argument."""
+    python, host = Path(sys.prefix) / "bin" / "python", f"{_first_host(job)}:{RENDEZVOUS_PORT}"
+    arguments = f"{SHARED} {step_s} {steps} ${{HOSTNAME##*-}} {nodes} {host}"
+    return ["/bin/sh", "-c", f"exec {python} -u {SCRIPT} {arguments}"]
+
+
 def _pod_spec(
     job: TrainingJob,
-    nodes: int,
-    steps: int,
-    step_s: float,
+    command: Sequence[str],
     volumes: Sequence[Mapping[str, Any]],
     *,
     as_root: bool,
@@ -280,7 +289,7 @@ def _pod_spec(
     container = {
         "name": "node" if job.kind == "trainjob" else "trainer",
         "image": pods.IMAGE,
-        "command": _command(job, nodes, steps, step_s),
+        "command": command,
         "env": [{"name": key, "value": value} for key, value in variables.items()],
         "securityContext": {"runAsUser": 0, "runAsGroup": 0} if as_root else RESTRICTED,
         # Without a request, any other process of a busy machine has 500 times the CPU time.

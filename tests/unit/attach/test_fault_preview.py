@@ -12,7 +12,7 @@ from chaoskit.attach.fault_preview import FaultPreview, plan_rows, security_leve
 from chaoskit.attach.guards.guarded_job import GuardedJob, GuardedNode
 from chaoskit.attach.hands.hand_container import HandMeans, TargetUser
 from chaoskit.cli.machine.fault_table import render_faults
-from chaoskit.faults import Cut, DeletePod, Kill, LimitCpu, NaN
+from chaoskit.faults import Cut, DeletePod, Kill, KillNode, LimitCpu, NaN
 
 ROOT, USER = TargetUser(0, 0), TargetUser(1000, 1000)
 JOB = GuardedJob(
@@ -51,6 +51,15 @@ def test_a_row_of_a_hand_by_exec_needs_no_level_of_pod_security() -> None:
     assert (row.node, row.hands, row.security) == ("llama-0", ("exec in the container",), "")
     (row, _) = plan_rows(JOB, Cut(rank=1, side=(2,), after_s=3), USERS, by_exec)
     assert row.refusal.startswith("name an image of hands")
+
+
+def test_a_row_for_a_named_node() -> None:
+    """Its ranks are shown if they are known; none is needed."""
+    (row,) = plan_rows(JOB, DeletePod(node="llama-1", at_step=1), USERS)
+    assert (row.fault, row.node) == ("DeletePod(node='llama-1', at_step=1)", "llama-1")
+    assert (row.pod, row.ranks, row.hands) == ("llama-1", (0, 1), ("API",))
+    (row,) = plan_rows(JOB, KillNode(node="llama-2", at_step=1), USERS)
+    assert (row.node, row.ranks, row.hands) == ("llama-2", (), ("processes",))
 
 
 def test_a_row_for_any_node() -> None:

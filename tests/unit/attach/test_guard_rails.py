@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.jobs.objects import stateful_pod, stateful_set
+from support.jobs.found import found_job
 
-from chaoskit.attach.guards.guard_rails import GuardRails
+from chaoskit.attach.guards.guard_rails import PROTECTED, GuardRails
 from chaoskit.attach.guards.guarded_job import GuardedJob, GuardedNode, guarded_job
 from chaoskit.attach.guards.reach import Reach, count_nodes, reach_of
-from chaoskit.attach.jobs.find import FoundJob, JobListing
-from chaoskit.attach.jobs.membership import membership
-from chaoskit.attach.jobs.reference import parse_reference
-from chaoskit.attach.jobs.tracker import JobTracker
 from chaoskit.errors import BadInput
 from chaoskit.faults import BadBatch, Cut, DeleteCoordinatorPod, Fault, Kill, KillNode, LoseMachine
 from chaoskit.faults.base import DRAWN_ROLES
@@ -185,6 +181,21 @@ def test_the_reach_of_a_fault() -> None:
     assert reach_of(LoseMachine(rank="any", at_step=1), job).others == 2
     unread = job_of(4, ranks={})
     assert reach_of(Kill(rank=0, at_step=1), unread) == Reach(frozenset(), 1)
+    assert reach_of(KillNode(node="n3", at_step=1), unread) == Reach(frozenset({"n3"}))
+    assert reach_of(LoseMachine(node="n3", at_step=1), unread) == Reach(frozenset({"n1", "n3"}))
+    assert reach_of(Cut(node="n3", side=(0,), at_step=1), unread) == Reach(frozenset({"n3"}), 1)
+
+
+def test_a_named_node_counts_once() -> None:
+    job = job_of(3, ranks={1: "n1"}, labels={0: {"chaoskit.dev/protected": ""}})
+    faults: list[Fault] = [
+        KillNode(node="n1", at_step=1),
+        KillNode(rank=1, at_step=2),
+        KillNode(node="n2", at_step=3),
+    ]
+    GuardRails().check(job, faults)
+    assert "the faults may strike 2 of 3 nodes" in refusal(GuardRails(max_nodes=1), job, faults)
+    assert "pod llama-0 has it" in refusal(GuardRails(), job, [KillNode(node="n0", at_step=1)])
 
 
 _RANKS = st.one_of(st.integers(0, 5), st.sampled_from(["any", "minority", "all_but_one"]))
@@ -215,21 +226,8 @@ def test_the_worst_case_is_never_exceeded(nodes: int, read: set[int], faults: li
     assert worst <= count_nodes(faults, job) <= worst + len(named) - len(unread)
 
 
-def found_job() -> FoundJob:
-    """Return the StatefulSet ``llama`` as a search finds it."""
-    objects = [stateful_pod(index, node=f"machine{index}") for index in range(3)]
-    objects[1]["metadata"]["labels"]["chaoskit.dev/protected"] = "true"
-    members = membership(parse_reference("statefulset/llama"), stateful_set())
-    listing = JobListing(stateful_set(), tuple(objects), 1, 0.0)
-    tracker = JobTracker(members)
-    listing.give_to(tracker)
-    places = tracker.places()
-    containers = {place.key: "trainer" for place in places.places}
-    return FoundJob(members.reference, "ml", members, places, containers, listing)
-
-
 def test_nodes_and_labels_of_a_job_that_was_found() -> None:
-    job = guarded_job(found_job(), {0: "llama-1"}, {"namespace ml": {}})
+    job = guarded_job(found_job({1: {PROTECTED[0]: "true"}}), {0: "llama-1"}, {"namespace ml": {}})
     assert [(node.name, node.pod, node.uid, node.machine) for node in job.nodes] == [
         (f"llama-{index}", f"llama-{index}", f"uid-llama-{index}", f"machine{index}")
         for index in range(3)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chaoskit.errors import BadInput
-from chaoskit.faults import Cut, Hang, Kill
+from chaoskit.faults import Cut, Hang, Kill, KillNode
 from chaoskit.faults.base import Fault
 from chaoskit.faults.notation import parse_fault
 
@@ -18,6 +18,7 @@ from chaoskit.faults.notation import parse_fault
         ("Kill(rank=1, at_step=20)", Kill(rank=1, at_step=20)),
         (" kill(rank=1,\n after_s=5) ", Kill(rank=1, after_s=5)),
         ("Hang(rank='any', at_step=3)", Hang(rank="any", at_step=3)),
+        ("KillNode(node='llama-1', after_s=5)", KillNode(node="llama-1", after_s=5)),
         (
             "Cut(rank=0, at_step=3, apart_from=(1, 2), heal_after_s=4.5)",
             Cut(rank=0, at_step=3, apart_from=(1, 2), heal_after_s=4.5),
@@ -56,6 +57,9 @@ def test_nothing_of_a_text_is_executed(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("fault", [Kill(rank=1, at_step=3), Hang(rank=0, after_s=2.5)])
+@pytest.mark.parametrize(
+    "fault",
+    [Kill(rank=1, at_step=3), Hang(rank=0, after_s=2.5), KillNode(node="llama-1", after_s=5.0)],
+)
 def test_reports_show_faults_in_this_form(fault: Fault) -> None:
     assert parse_fault(str(fault)) == fault

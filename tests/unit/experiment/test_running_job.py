@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.jobs.recorded_run import S, recorded_run
+from support.jobs.recorded_run import TimedRecord as RunEvent
 
 from chaoskit.experiment.judge.command_audit import audit
 from chaoskit.experiment.plan.command_plan import CommandExperiment, RunningJob
-from chaoskit.experiment.run.command_run import CommandRun, load_command_run
+from chaoskit.experiment.run.command_run import CommandRun
 from chaoskit.experiment.run.running_job import (
     check_hands,
     goes_on,
@@ -21,13 +23,10 @@ from chaoskit.experiment.run.running_job import (
 )
 from chaoskit.experiment.twin.command_twin import taken_nodes, unfinished
 from chaoskit.faults import DeletePod, Fault, Hang, Kill, Straggle
-from chaoskit.journal import Journal
 from chaoskit.stacks import LogPatterns
 from chaoskit.vocabulary import Event, RunEnd, Verdict
 
-S = 10**9
 FAULT = Kill(rank=1, at_step=3)
-RunEvent = tuple[float, Event, dict[str, Any]]
 EXPERIMENT = CommandExperiment(
     name="llama",
     command=(),
@@ -48,20 +47,7 @@ def run_of(tmp_path: Path) -> Callable[..., CommandRun]:
     """Return a function that makes a run of records: (seconds, event, fields) by source."""
 
     def make(reason: RunEnd, ended_s: float, *records: RunEvent, node1: Any = ()) -> CommandRun:
-        start: dict[str, Any] = {"names": ["llama-0", "llama-1"], "substrate": "attached"}
-        start |= {"run_id": "a", "twin": "", "sharded": False}
-        logs = {"lines": 9, "example": "", "odd": ""}
-        end: dict[str, Any] = {"reason": reason, "ok": True, "detail": "disk full", "exits": {}}
-        harness = Journal(tmp_path / "journal", "harness", role="harness")
-        for at_s, event, fields in [(0, Event.STARTED, start), *records]:
-            harness.write(event, t_ns=int(at_s * S), **fields)
-        harness.write(Event.RUN_ENDED, t_ns=int(ended_s * S), logs=logs, **end)
-        harness.close()
-        place = Journal(tmp_path / "journal", "llama-1", role="place")
-        for at_s, event, fields in node1:
-            place.write(event, t_ns=int(at_s * S), **fields)
-        place.close()
-        return load_command_run(tmp_path, EXPERIMENT)
+        return recorded_run(tmp_path, EXPERIMENT, reason, ended_s, records, node1)
 
     return make
 

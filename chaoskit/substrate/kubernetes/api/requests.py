@@ -357,6 +357,16 @@ class KubernetesApi:
         except ApiError:
             return ""
 
+    def log_head(self, pod: str, container: str, limit_bytes: int) -> str:
+        """Return the first bytes of the log of a container's present life.
+
+        Raises ApiError if the server refuses the request or does not answer.
+        """
+        query = [("container", container), ("limitBytes", str(limit_bytes))]
+        return self._request("GET", f"{self._path('Pod')}/{pod}/log", query).decode(
+            errors="replace"
+        )
+
     def follow_log(
         self,
         pod: str,
