@@ -26,7 +26,7 @@ WATCH = LogPatterns(step=r"step (\d+)")
 
 
 def planned(*faults: Fault, ranks: dict[int, str] | None = None) -> Sequence[Fault]:
-    job, typed = found_job(), require_faults(faults)
+    job, typed = found_job(), require_faults(faults, HandMeans())
     require_nodes(job, typed)
     return plan_attached(job, ranks or {}, WATCH, typed, attach_settings(seed=1)).faults
 
