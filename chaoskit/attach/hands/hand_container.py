@@ -118,12 +118,15 @@ def needed_user(hello: Mapping[str, Any]) -> TargetUser | None:
 def refusal_of_pod(pod: Mapping[str, Any], role: HandRole) -> str:
     """Return why no hand of a role may be started in a pod; "" if one may.
 
-    A pod that shares a namespace of its machine is refused: the hand would act on all of it.
+    A pod that shares a namespace of its machine is refused: the hand would act on all of it. One
+    whose containers share their processes is refused, too: their first process is not known.
     """
     if role == NETWORK and pod["spec"].get("hostNetwork"):
         return "the pod has the network of its machine (hostNetwork): break the machine instead"
     if role == PROCESSES and pod["spec"].get("hostPID"):
         return "the pod sees all processes of its machine (hostPID): remove hostPID from it"
+    if role == PROCESSES and pod["spec"].get("shareProcessNamespace"):
+        return "its containers share their processes (shareProcessNamespace): let each have its own"
     return hand_status(pod, "").problem
 
 

@@ -118,10 +118,6 @@ class AttachedSubstrate:
             BadInput: naming the pod and the refusal.
             ApiError: if the server does not answer.
         """
-        for pod_object in self._job.listing.pods:
-            if pod_object["spec"].get("shareProcessNamespace"):
-                remedy = "give its containers process namespaces of their own: their first process is not known"
-                raise BadInput("job", str(self._job.reference), remedy)
         roles = (PROCESSES, NETWORK) if needs_network(actions) else (PROCESSES,)
         asked = [
             (HandPod(place.pod.name, place.pod.uid), self._job.containers[place.key], role)

@@ -62,7 +62,8 @@ def pod(
         wait_until(lambda: status(name)["phase"] == "Running", "the pod", limit_s=_START_S)
         yield name
     finally:
-        pods.delete(name)
+        with contextlib.suppress(OSError):  # a test may have deleted it
+            pods.delete(name)
         wait_until(lambda: name not in pods.pods(), "the end of the pod")
 
 

@@ -8,6 +8,7 @@ import pytest
 from support.jobs.found import found_job
 
 from chaoskit import LogPatterns
+from chaoskit.attach.hands.hand_container import HandMeans
 from chaoskit.attach.run.plan import (
     attach_settings,
     needs_ranks,

@@ -73,6 +73,10 @@ def test_a_pod_with_namespaces_of_its_machine_gets_no_hand_on_them() -> None:
     on_machine["spec"] |= {"hostNetwork": True, "hostPID": True}
     assert "hostNetwork" in refusal_of_pod(on_machine, NETWORK)
     assert "hostPID" in refusal_of_pod(on_machine, PROCESSES)
+    shared = pod()
+    shared["spec"]["shareProcessNamespace"] = True
+    assert "shareProcessNamespace" in refusal_of_pod(shared, PROCESSES)
+    assert refusal_of_pod(shared, NETWORK) == ""
     assert refusal_of_pod(pod(), NETWORK) == refusal_of_pod(pod(), PROCESSES) == ""
     assert "has ended" in refusal_of_pod(pod(phase="Failed"), NETWORK)
 
