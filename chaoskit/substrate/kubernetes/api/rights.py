@@ -159,7 +159,7 @@ SILENCE_RIGHTS = (
     Right("pods/log", ("get",), "requests that the machine of the fault LoseMachine must answer"),
 )
 #: Resources and groups of the objects of such jobs, by kind.
-_JOB_RESOURCES = {
+JOB_RESOURCES = {
     "StatefulSet": ("statefulsets", "apps"),
     "Job": ("jobs", "batch"),
     "JobSet": ("jobsets", "jobset.x-k8s.io"),
@@ -181,6 +181,18 @@ ATTACH_KINDS = (
     ("PyTorchJob",),
     ("HyperPodPyTorchJob",),
 )
+
+
+def of_twin_object(resource: str, group: str) -> Right:
+    """Return the right that an object of a second job needs, an unbroken run to compare with."""
+    return Right(resource, ("create", "delete", "get"), "the second job of a twin", group)
+
+
+#: Further rights of such a user for a second job. Other kinds in its file need the same.
+TWIN_RIGHTS = (
+    *(of_twin_object(resource, group) for resource, group in JOB_RESOURCES.values()),
+    of_twin_object("services", ""),
+)
 #: Rights of such a user beside those to find and follow jobs.
 ATTACH_LISTS = (
     LOG_RIGHTS,
@@ -190,6 +202,7 @@ ATTACH_LISTS = (
     PREEMPT_RIGHTS,
     CRASH_RIGHTS,
     SILENCE_RIGHTS,
+    TWIN_RIGHTS,
 )
 _OF_DRIVEN = ("pods/portforward",)
 
@@ -200,7 +213,7 @@ def of_attach(kinds: Iterable[str]) -> tuple[Right, ...]:
     Args:
         kinds: kinds of its objects. The last one owns the pods, and is followed.
     """
-    resources = [_JOB_RESOURCES[kind] for kind in kinds]
+    resources = [JOB_RESOURCES[kind] for kind in kinds]
     to_find = [
         Right(resource, ("list",), "the job, and the number of its pods", group)
         for resource, group in resources
