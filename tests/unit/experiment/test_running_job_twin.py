@@ -132,7 +132,7 @@ def test_without_a_common_step_nothing_is_known(judged: Judged) -> None:
 
 def test_a_second_job_that_failed_proves_nothing(judged: Judged) -> None:
     """Its steps are not those of an unbroken run, so they do not count for other checks either."""
-    counts_twice = {step: (1.0, 2.0) for step in range(1, 61)}
+    counts_twice = dict.fromkeys(range(1, 61), (1.0, 2.0))
     outcome = judged(lines_of(falling(40, 60)), twin(counts_twice, "it has failed"))
     detail = "the unbroken run did not show its steps: it has failed"
     assert losses_of(outcome) == (Verdict.UNKNOWN, detail)
