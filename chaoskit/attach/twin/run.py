@@ -30,22 +30,21 @@ from chaoskit.attach.twin.cache import JobTwins
 from chaoskit.attach.twin.manifests import TwinManifests, check_beside
 from chaoskit.attach.twin.objects import TwinObject, created, require_creatable
 from chaoskit.attach.twin.progress import StepGoal, TwinLog, why_failed
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.run.command_run import CommandRun
+from chaoskit.experiment.run.running_job import has_ended_well
 from chaoskit.experiment.twin.command_twin import CommandTwin
 from chaoskit.journal import Journal
 from chaoskit.stacks.patterns import LogPatterns
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.pods.state import pending
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import RunEnd
 
 #: Directory of the logs of a second job, below that of the run that is compared with it.
 FOLDER = "twin"
 _LOOK_S = 1.0
 #: Seconds in which the logs of a job that has ended are read to their ends.
 _LAST_LINES_S = 15.0
-_WHOLE_RUNS = (RunEnd.OBSERVED, RunEnd.ENDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class SecondJob:
         """
         shown = [line for line in run.lines if line.step is not None]
         steps = [line.step for line in shown if line.step is not None]
-        if run.reason not in _WHOLE_RUNS or not steps:
+        if not steps or not has_ended_well(run):
             return None
         last = max(steps)
         goal = StepGoal(
@@ -121,8 +120,8 @@ class SecondJob:
         try:
             with created(self._api, self._plan.manifests.objects, self._objects, undo):
                 failure = observed.until(goal, why_aborted)
-        except ApiError as error:
-            failure = f"the API server refused a request, or did not answer: {error}"
+        except HarnessError as error:  # of a request, or of the undo log
+            failure = str(error)
         failure = failure or observed.log.why_unusable(goal)
         counts, losses = observed.log.shown()
         where = f"; see {observed.directory}" if failure else ""
@@ -190,10 +189,10 @@ class _Observed:
         return ""
 
     def _why_late(self, goal: StepGoal) -> str:
-        """Return in words that the deadline has passed, and what is known of the reason."""
-        limit = f"{self._plan.deadline_s:g} s (twin_deadline_s)"
-        late = f"it has not shown step {goal.target} within {limit}"
-        return "; ".join(filter(None, (late, self.log.why_unusable(goal), self._pods.pending())))
+        """Return why the steps of its goal were not shown in time; "" if only later ones were not."""
+        unusable = self.log.why_unusable(goal)
+        late = f"it was ended after {self._plan.deadline_s:g} s (twin_deadline_s)"
+        return "; ".join(filter(None, (late, unusable, self._pods.pending()))) if unusable else ""
 
     def _receive(self, records: Sequence[ContainerLine | LogHole]) -> None:
         """Take lines and holes of one pod."""

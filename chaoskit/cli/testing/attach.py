@@ -152,6 +152,8 @@ def attach_to(
         """Show the faults as they would strike, and ask once."""
         output = console(is_json)
         output.print(render_faults(rows))
+        if twin is not None:
+            output.print(f"Afterwards a second job runs, and is deleted: {twin}", markup=False)
         return confirm(f"Inject into {job}", assume_yes)
 
     outcome = attach(

@@ -24,7 +24,6 @@ from support.waiting import wait_until
 from chaoskit import LogPatterns
 from chaoskit.attach.hands.hand_container import HandImage
 from chaoskit.attach.run.attach import attach
-from chaoskit.attach.twin.cache import JobTwins
 from chaoskit.errors import BadInput
 from chaoskit.experiment.directory import TWIN, judge_directory
 from chaoskit.experiment.judge.command_judge import LOSSES
@@ -56,6 +55,17 @@ def kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
 def stateful() -> Iterator[TrainingJob]:
     with training("statefulset", nodes=NODES, step_s=0.2) as job:
         yield job
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Files of a user: the patterns of the log, and the image of hands."""
+    watch, image = tmp_path / "watch.yaml", tmp_path / "hand.json"
+    watch.write_text("step: 'step (\\d+)'\nloss: 'loss ([\\d.eE+-]+)'\n")
+    settings = {"name": IMAGE.name, "command": IMAGE.command, "mounts": IMAGE.mounts}
+    settings["working_directory"] = IMAGE.working_directory
+    image.write_bytes(msgspec.json.encode(settings))
+    return [str(watch), str(image)]
 
 
 def written(directory: Path, manifests: list[dict[str, Any]]) -> Path:
@@ -93,31 +103,41 @@ def left(second: TrainingJob) -> list[str]:
 
 
 def test_losses_equal_those_of_a_second_job(stateful: TrainingJob, tmp_path: Path) -> None:
-    """The second job runs after the run, is deleted, and serves a later run of the session."""
-    twins, steps = JobTwins(), stateful.newest_step() + 800
+    """The second job runs after the run, and is deleted then."""
     with second_training(stateful, nodes=NODES, step_s=FAST_STEP_S) as (second, manifests):
-        file = written(tmp_path, manifests)
-        outcome = compared(stateful, file, tmp_path / "runs", twins=twins, twin_steps=steps)
+        outcome = compared(stateful, written(tmp_path, manifests), tmp_path / "runs")
         assert outcome.verdict is Verdict.PASSED, outcome.reasons
         verdict, detail = losses_of(outcome)
         assert verdict is Verdict.PASSED
         print(f"losses: {detail}; second job: {second.newest_step()} steps")
         assert left(second) == []
-        journal = Path(outcome.directory) / "journal"
-        (ended,) = read_events(journal, Event.RUN_ENDED)
-        recorded = second.recorded_steps()
-        assert recorded[0].at_ns > ended.t_ns
+        (ended,) = read_events(Path(outcome.directory) / "journal", Event.RUN_ENDED)
+        assert second.recorded_steps()[0].at_ns > ended.t_ns
         again = judge_directory(outcome.directory)
         assert (again.verdict, again.checks) == (outcome.verdict, outcome.checks)
-        later = compared(stateful, file, tmp_path / "runs", twins=twins)
-        assert later.verdict is Verdict.PASSED, later.reasons
-        assert losses_of(later)[0] is Verdict.PASSED
-        assert len(second.recorded_steps()) == len(recorded)  # it has not run again
-        results = [
-            msgspec.json.decode((Path(run.directory) / TWIN).read_bytes(), type=CommandTwin)
-            for run in (outcome, later)
-        ]
-        assert results[0].run_id == results[1].run_id
+
+
+@pytest.mark.slow
+def test_tests_of_a_session_use_a_second_job_again(
+    stateful: TrainingJob, tmp_path: Path, files: list[str]
+) -> None:
+    steps = stateful.newest_step() + 1500
+    arguments = f"faults=[{KILL}], max_lost_steps={LOST_STEPS}, observe_s=1.0, twin_steps={steps}"
+    tests = [f"def test_{name}(chaos):\n    chaos.attach({arguments})\n" for name in ("a", "b")]
+    (tmp_path / "test_llama.py").write_text("\n\n".join(["from faults import *", *tests]))
+    with second_training(stateful, nodes=NODES, step_s=FAST_STEP_S) as (_, manifests):
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_llama.py"]
+        command += ["--chaos-attach", stateful.reference, "--chaos-namespace", stateful.namespace]
+        command += ["--chaos-watch", files[0], "--chaos-hand-image", files[1]]
+        command += ["--chaos-twin", str(written(tmp_path, manifests)), "--chaos-report", "report"]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+    results = [
+        msgspec.json.decode(file.read_bytes(), type=CommandTwin)
+        for file in (tmp_path / "report" / "runs").glob(f"*/{TWIN}")
+    ]
+    assert len(results) == 2
+    assert results[0].run_id == results[1].run_id
 
 
 @pytest.mark.slow
@@ -161,22 +181,19 @@ def test_a_second_job_that_does_not_come_so_far_in_time(
         outcome = compared(stateful, file, tmp_path / "runs", twin_deadline_s=1.0)
         verdict, detail = losses_of(outcome)
         assert verdict is Verdict.UNKNOWN
-        assert "within 1 s (twin_deadline_s); its log shows no step" in detail
+        assert "it was ended after 1 s (twin_deadline_s); its log shows no step" in detail
         assert left(second) == []
 
 
 @pytest.mark.slow
-def test_a_killed_client_leaves_no_second_job(stateful: TrainingJob, tmp_path: Path) -> None:
-    watch, image = tmp_path / "watch.yaml", tmp_path / "hand.json"
-    watch.write_text("step: 'step (\\d+)'\nloss: 'loss ([\\d.eE+-]+)'\n")
-    settings = {"name": IMAGE.name, "command": IMAGE.command, "mounts": IMAGE.mounts}
-    settings["working_directory"] = IMAGE.working_directory
-    image.write_bytes(msgspec.json.encode(settings))
+def test_a_killed_client_leaves_no_second_job(
+    stateful: TrainingJob, tmp_path: Path, files: list[str]
+) -> None:
     with second_training(stateful, nodes=NODES, step_s=FAST_STEP_S) as (second, manifests):
         file = written(tmp_path, manifests)
         command = [sys.executable, "-m", "chaoskit", "attach", stateful.reference, "--yes"]
-        command += ["--namespace", stateful.namespace, "--watch", str(watch), "--fault", str(KILL)]
-        command += ["--hand-image", str(image), "--report", str(tmp_path / "report")]
+        command += ["--namespace", stateful.namespace, "--watch", files[0], "--fault", str(KILL)]
+        command += ["--hand-image", files[1], "--report", str(tmp_path / "report")]
         command += ["--twin", str(file), "--observe-s", "1"]
         quiet = subprocess.DEVNULL
         with subprocess.Popen(command, stdout=quiet, stderr=quiet) as client:
