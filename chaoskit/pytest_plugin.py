@@ -31,6 +31,7 @@ from chaoskit.typed import convert
 from chaoskit.vocabulary import Verdict
 
 if TYPE_CHECKING:
+    from chaoskit.attach.twin.cache import JobTwins
     from chaoskit.experiment.harness import Harness
     from chaoskit.experiment.remote.host import ExperimentHost
     from chaoskit.faults.base import Fault
@@ -84,6 +85,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         default=None,
         help="YAML or TOML with the patterns of that job's log: step, and loss if losses matter",
+    )
+    group.addoption(
+        "--chaos-twin",
+        metavar="FILE",
+        default=None,
+        help="YAML with the manifests of a second job of the same training, which runs after each test with "
+        "chaos.attach, and whose losses are compared",
     )
     group.addoption(
         "--chaos-namespace",
@@ -362,10 +370,10 @@ def _settings(config: pytest.Config) -> _Settings:
 
 def _attach_arguments(config: pytest.Config) -> dict[str, Any]:
     """Return the arguments of ``chaos.attach`` that the command line gives."""
-    file = config.getoption("chaos_watch")
+    files = {name: config.getoption(f"chaos_{name}") for name in ("watch", "twin")}
     arguments = {
         "job": config.getoption("chaos_attach"),
-        "watch": Path(file).resolve() if file else None,
+        **{name: Path(file).resolve() for name, file in files.items() if file},
         "namespace": config.getoption("chaos_namespace"),
         "image": config.getoption("chaos_hand_image"),
         "exec_hands": config.getoption("chaos_exec_hands"),
@@ -474,9 +482,15 @@ class Stock:
     Args:
         directory: the directory in which runs leave journals and logs.
         docker_image: see :func:`chaoskit.substrate.registry.make`.
+
+    Attributes:
+        job_twins: results of second jobs, which later tests with ``chaos.attach`` use again.
     """
 
     def __init__(self, directory: Path, docker_image: str = "") -> None:
+        from chaoskit.attach.twin.cache import JobTwins
+
+        self.job_twins = JobTwins()
         self._directory, self._docker_image = directory, docker_image
         self._hosts: dict[str, ExperimentHost] = {}
         self._harnesses: dict[str, Harness] = {}
@@ -540,6 +554,7 @@ def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
         limits,
         session=settings.session,
         attach_arguments=settings.attach,
+        job_twins=chaos_stock.job_twins,
     )
     request.node.stash[_chaos_key] = chaos_of_test
     return chaos_of_test
@@ -577,6 +592,7 @@ class Chaos:
         outcomes: the outcomes of the runs so far.
         session: the name of the pytest session.
         attach_arguments: arguments of :meth:`attach` that the command line gives.
+        job_twins: results of second jobs so far in the session; None to begin without any.
     """
 
     harness: Harness
@@ -586,6 +602,7 @@ class Chaos:
     outcomes: list[Outcome] = field(default_factory=list)
     session: str = ""
     attach_arguments: dict[str, Any] = field(default_factory=dict)
+    job_twins: JobTwins | None = None
 
     def run(
         self,
@@ -652,8 +669,10 @@ class Chaos:
             faults: the faults to inject.
             check: fail the test unless the verdict is ``passed``.
             arguments: ``watch=LogPatterns(...)``, or a file of patterns (default: that of
-                ``--chaos-watch``); ``namespace``, ``image`` of the hands,
-                ``exec_hands``, ``context``, ``container``, and those of :func:`chaoskit.attach.run.plan.attach_settings`.
+                ``--chaos-watch``); ``twin``, a file with a second job to compare losses with
+                (default: that of ``--chaos-twin``); ``namespace``, ``image`` of the hands,
+                ``exec_hands``, ``context``, ``container``, and those of
+                :func:`chaoskit.attach.run.plan.attach_settings`.
 
         Raises:
             BadInput: before anything is broken.
@@ -666,10 +685,15 @@ class Chaos:
         given = {"job": job} if job else {}
         settings = {"name": self._run_name(), "seed": self.defaults.get("seed", 0)}
         settings |= {**self.attach_arguments, **arguments, **given}
-        if isinstance(settings.get("watch"), (str, Path)):
-            settings["watch"] = _beside_test(self.item.path, settings["watch"])
+        for name in ("watch", "twin"):
+            if settings.get(name) and isinstance(settings[name], (str, Path)):
+                settings[name] = _beside_test(self.item.path, settings[name])
         outcome = attach(
-            settings.pop("job", ""), faults=faults, directory=self.harness.directory, **settings
+            settings.pop("job", ""),
+            faults=faults,
+            twins=self.job_twins,
+            directory=self.harness.directory,
+            **settings,
         )
         self._record(outcome, check=check)
         return outcome

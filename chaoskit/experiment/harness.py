@@ -43,6 +43,8 @@ from chaoskit.substrate.undo import Undo, UndoLog, temporary_directory
 from chaoskit.typed import convert, named_path, typed_arguments
 
 Ran = TypeVar("Ran")
+#: Called with a run on a running job. Returns the unbroken run of a second job; None for none.
+LaterTwin = Callable[[CommandRun], CommandTwin | None]
 
 
 class Harness:
@@ -143,6 +145,7 @@ class Harness:
         twin: bool = True,
         watch: Watch | None = None,
         watch_twin: Watch | None = None,
+        later_twin: LaterTwin | None = None,
         port: int = 0,
     ) -> Outcome:
         """Run a planned experiment and return the outcome, with its verdict.
@@ -155,6 +158,7 @@ class Harness:
             twin: compare the run with an unbroken run of the same job or command.
             watch: receives the messages of the run.
             watch_twin: receives the messages of the unbroken run, if one has to be run.
+            later_twin: makes the unbroken run of a running job after the run, in place of ``twin``.
             port: the port of the coordinator; 0 for a free one. A command has none.
 
         Raises:
@@ -170,9 +174,10 @@ class Harness:
         self.host.reach()
         if isinstance(experiment, CommandExperiment):
             unbroken = self._command_twin(experiment, watch_twin) if twin else None
-            command_run = self._execute_command(
-                experiment, watch, unbroken.run_id if unbroken else ""
-            )
+            twin_id = LATER if later_twin else unbroken.run_id if unbroken else ""
+            command_run = self._execute_command(experiment, watch, twin_id)
+            if later_twin is not None:
+                unbroken = later_twin(command_run)
             keep(command_run.directory, unbroken)
             return judge_command(command_run, unbroken, self.host.name)
         try:

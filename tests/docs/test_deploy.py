@@ -132,7 +132,12 @@ def test_the_role_of_attach_has_exactly_the_rights_that_are_checked() -> None:
 
 
 def test_the_roles_of_attach_have_a_rule_for_each_reason() -> None:
-    granted = (rights.of_attach_role(), rights.ATTACH_NODE_RIGHTS, rights.EXEC_RIGHTS)
+    granted = (
+        rights.of_attach_role(),
+        rights.ATTACH_NODE_RIGHTS,
+        rights.EXEC_RIGHTS,
+        rights.TWIN_RIGHTS,
+    )
     for made, listed in zip(attach_roles("ml"), granted, strict=True):
         assert made["rules"] == [
             {"apiGroups": [right.group], "resources": [right.resource], "verbs": list(right.verbs)}
@@ -144,5 +149,6 @@ def test_the_roles_of_attach_have_a_rule_for_each_reason() -> None:
     assert [made["kind"] for made in attach_roles("ml")] == [
         "Role",
         "ClusterRole",
+        "Role",
         "Role",
     ]

@@ -1,7 +1,8 @@
 """A run with faults on a job that runs already, from its reference to the verdict.
 
 -> attach/run/plan.py: the plan. attach/guards/: what faults may not do. attach/run/substrate.py: the
-job as nodes. experiment/harness.py makes the run and judges it.
+job as nodes. experiment/harness.py makes the run and judges it. attach/twin/: a second job to
+compare with.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,9 @@ from chaoskit.attach.run.plan import (
     without_ranks,
 )
 from chaoskit.attach.run.substrate import AttachedSubstrate, needs_network
+from chaoskit.attach.twin.cache import JobTwins
+from chaoskit.attach.twin.manifests import read_manifests
+from chaoskit.attach.twin.run import SecondJob, TwinPlan
 from chaoskit.errors import BadInput
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.plan.command_plan import CommandExperiment
@@ -83,6 +88,8 @@ def attach(
     context: str = "",
     container: str = "",
     limits: AttachLimits | None = None,
+    twin: Path | str = "",
+    twins: JobTwins | None = None,
     directory: str | Path | None = None,
     live_view: Callable[[Any], None] | None = None,
     **plan: Any,
@@ -107,6 +114,10 @@ def attach(
             select.
         limits: the guard rails. Default: one node stays untouched, and protected pods are left
             alone.
+        twin: a file with the manifests of a second job of the same training. It runs after the
+            run without a fault, is deleted then, and the losses must equal its losses. "" to
+            compare no losses.
+        twins: results of second jobs of this session, which are used again. Default: none.
         directory: the directory for journals and logs of the run. Default: a temporary one, which
             is removed at the end.
         live_view: receives the newest step and loss, and each fault that strikes.
@@ -120,25 +131,32 @@ def attach(
     patterns, means = _patterns(watch), hand_means(image, by_exec=exec_hands)
     typed = require_faults(faults, means)
     settings, limits = attach_settings(**plan), limits or AttachLimits()
+    twin_plan = None
+    if str(twin):
+        _require_loss_pattern(watch, patterns)
+        manifests, deadline_s = read_manifests(Path(twin)), settings.twin_deadline_s
+        twin_plan = TwinPlan(manifests, patterns, container, settings.twin_steps, deadline_s)
     limits.rails.validate()
     conditions = parse_conditions(limits.abort)
     options = KubernetesOptions.from_environment(os.environ)
     client = KubernetesApi(context or options.context, namespace or options.namespace)
     aborts: list[str] = []
+
+    def why_aborted() -> str:
+        return aborts[0] if aborts else ""
+
     with closing(client) as api, AbortWatch(conditions, aborts.append):
         job = find_job(api, reference, container=container)
         require_nodes(job, typed)
-        substrate = AttachedSubstrate(
-            api,
-            job,
-            means,
-            options,
-            limits.rails,
-            patterns,
-            lambda: aborts[0] if aborts else "",
-        )
+        substrate = AttachedSubstrate(api, job, means, options, limits.rails, patterns, why_aborted)
         with closing(substrate):
             _require_cluster(api, job, typed, means, options, substrate, limits)
+            later_twin = None
+            if twin_plan is not None:
+                second_job = SecondJob(api, job, twin_plan, twins or JobTwins())
+                later_twin = partial(
+                    second_job.twin_of, undo=substrate.undo, why_aborted=why_aborted
+                )
             substrate.reach(_actions(typed))
             ranks = substrate.ranks()
             if not ranks and needs_ranks(typed):
@@ -149,7 +167,9 @@ def attach(
             if aborts:
                 raise BadInput("abort", aborts[0], "wait until it does not hold")
             with Harness(substrate, directory) as harness:
-                return harness.run_planned(experiment, twin=False, watch=live_view)
+                return harness.run_planned(
+                    experiment, twin=False, watch=live_view, later_twin=later_twin
+                )
 
 
 def _actions(faults: Sequence[Fault]) -> frozenset[type[Action]]:
@@ -226,3 +246,10 @@ def _patterns(watch: LogPatterns | Path | str) -> LogPatterns:
         example = r"step: 'step (\d+)'"
         raise BadInput("watch", str(watch), f"write the pattern of a step in it: {example}")
     return patterns_of(settings)
+
+
+def _require_loss_pattern(watch: object, patterns: LogPatterns) -> None:
+    """Raise BadInput if the patterns find no losses, which a twin is compared by."""
+    if patterns.loss is None:
+        remedy = r"add the pattern of a loss, such as loss: 'loss ([\d.]+)', or leave the twin out"
+        raise BadInput("watch", str(watch), remedy)

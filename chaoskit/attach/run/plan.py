@@ -31,10 +31,12 @@ _DEADLINE_S = 900.0
 _STALLED_S = 180.0
 _OBSERVE_S = 10.0
 _SHOWN_NODES = 20  # names in an error
+_TWIN_DEADLINE_S = 3600.0
 _SETTINGS = (
     *("job", "watch", "faults", "image", "exec_hands", "namespace", "context", "container"),
     *("limits", "check"),
     *("name", "seed", "deadline_s", "stalled_s", "observe_s", "max_lost_steps", "rules"),
+    *("twin", "twin_deadline_s", "twin_steps"),
 )
 
 
@@ -51,6 +53,8 @@ class AttachSettings:
         observe_s: seconds for which the job is observed after the last act of a fault.
         max_lost_steps: steps that may be shown again after a fault.
         rules: log rules.
+        twin_deadline_s: seconds after which the unbroken run of a second job ends.
+        twin_steps: number of the step up to which a second job trains at least.
     """
 
     name: str
@@ -60,6 +64,8 @@ class AttachSettings:
     observe_s: float
     max_lost_steps: int
     rules: tuple[LogRule, ...]
+    twin_deadline_s: float
+    twin_steps: int
 
 
 @typed_arguments
@@ -72,6 +78,8 @@ def attach_settings(
     observe_s: float = _OBSERVE_S,
     max_lost_steps: int = 0,
     rules: str | Path | Sequence[object] | None = None,
+    twin_deadline_s: LimitS = _TWIN_DEADLINE_S,
+    twin_steps: int = 0,
     **unknown: Any,
 ) -> AttachSettings:
     """Check the settings of a run, and return them.
@@ -85,6 +93,10 @@ def attach_settings(
         observe_s: seconds for which the job is observed after the last act of a fault.
         max_lost_steps: steps that may be shown again after a fault.
         rules: log rules, or a file of them.
+        twin_deadline_s: seconds after which the unbroken run of a second job (``twin``) ends, and
+            losses are not compared; ``math.inf`` for none.
+        twin_steps: number of the step up to which a second job trains at least. Runs of the same
+            session compare with its result again, as long as the job has not come further.
         unknown: settings that such a run does not have; each is refused.
 
     Raises:
@@ -94,16 +106,30 @@ def attach_settings(
         field = min(unknown)
         remedy = name_remedy(field, _SETTINGS)
         raise BadInput(field, unknown[field], f"chaos.attach has no such argument; {remedy}")
-    for field, seconds in (("deadline_s", deadline_s), ("stalled_s", stalled_s)):
+    limits_s = {
+        "deadline_s": deadline_s,
+        "stalled_s": stalled_s,
+        "twin_deadline_s": twin_deadline_s,
+    }
+    for field, seconds in limits_s.items():
         if not seconds > 0:
             raise BadInput(field, seconds, "use a number of seconds above 0, or math.inf")
     if not 0 <= observe_s < math.inf:
         raise BadInput("observe_s", observe_s, "use a number of seconds, 0 or more")
-    if max_lost_steps < 0:
-        raise BadInput("max_lost_steps", max_lost_steps, "use a whole number, 0 or more")
+    for field, steps in (("max_lost_steps", max_lost_steps), ("twin_steps", twin_steps)):
+        if steps < 0:
+            raise BadInput(field, steps, "use a whole number, 0 or more")
     limit_s = stalled_s if stalled_s < math.inf else None
     return AttachSettings(
-        name, seed, deadline_s, limit_s, observe_s, max_lost_steps, load_rules(rules)
+        name,
+        seed,
+        deadline_s,
+        limit_s,
+        observe_s,
+        max_lost_steps,
+        load_rules(rules),
+        twin_deadline_s,
+        twin_steps,
     )
 
 

@@ -50,6 +50,18 @@ def attach_to(
             help=r"YAML or TOML with the patterns of its log: step: 'step (\d+)', and loss if losses matter.",
         ),
     ],
+    twin: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML with the manifests of a second job of the same training. It runs afterwards without a fault, "
+            "and the losses are compared.",
+        ),
+    ] = None,
+    twin_deadline_s: Annotated[
+        float | None,
+        typer.Option("--twin-deadline-s", help="Time for the second job. Default: 3600 s."),
+    ] = None,
     hand_image: Annotated[
         str,
         typer.Option(
@@ -139,6 +151,7 @@ def attach_to(
         "deadline_s": deadline_s,
         "stalled_s": stalled_s,
         "observe_s": observe_s,
+        "twin_deadline_s": twin_deadline_s,
     }
     plan = {name: seconds for name, seconds in seconds_by_name.items() if seconds is not None}
 
@@ -146,6 +159,8 @@ def attach_to(
         """Show the faults as they would strike, and ask once."""
         output = console(is_json)
         output.print(render_faults(rows))
+        if twin is not None:
+            output.print(f"Afterwards a second job runs, and is deleted: {twin}", markup=False)
         return confirm(f"Inject into {job}", assume_yes)
 
     outcome = attach(
@@ -157,6 +172,7 @@ def attach_to(
         namespace=namespace,
         context=context,
         container=container,
+        twin=twin or "",
         directory=directory,
         max_lost_steps=max_lost_steps,
         limits=AttachLimits(GuardRails(max_nodes, max_share), nodes, tuple(abort or ()), ask),

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from chaoskit.experiment.judge.coverage import Coverage, damage
 from chaoskit.experiment.run.command_run import LOGS, NODE_ROLES, CommandRun, describe_end
+from chaoskit.experiment.run.run import LATER
 from chaoskit.experiment.twin.command_twin import CommandTwin, taken_nodes
 from chaoskit.stacks.log import LogReader
 from chaoskit.vocabulary import Event, RunEnd
@@ -189,10 +190,13 @@ def _fault_gaps(run: CommandRun) -> Iterator[str]:
 
 
 def _twin_gaps(run: CommandRun, twin: CommandTwin | None) -> Iterator[str]:
-    """Yield a problem in words if the unbroken run is missing, or is not the planned one."""
-    if run.started is None:
+    """Yield a problem in words if the unbroken run is missing, or is not the planned one.
+
+    One that is made later has no id before, and may not be made at all: a check says so.
+    """
+    planned_id = run.twin_id
+    if run.started is None or planned_id == LATER:
         return
-    planned_id = run.started["twin"]
     if planned_id and twin is None:
         yield "twin.json: the result of the unbroken run is missing"
     elif twin is not None and twin.run_id != planned_id:

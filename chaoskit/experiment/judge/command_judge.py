@@ -20,6 +20,7 @@ from chaoskit.experiment.run.command_run import CommandRun
 from chaoskit.experiment.run.disruptions import DEPENDENT, check_pods, excuse_failures
 from chaoskit.experiment.run.legibility import why_silent, why_uncountable
 from chaoskit.experiment.run.log_ends import hints, log_ends
+from chaoskit.experiment.run.run import LATER
 from chaoskit.experiment.run.running_job import check_hands, goes_on, why_unclear
 from chaoskit.experiment.twin.command_twin import CommandTwin, failed_nodes, taken_nodes, unfinished
 from chaoskit.faults.base import Fault
@@ -62,10 +63,14 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
 
     Args:
         run: the records of the run.
-        twin: the unbroken run of the same command, or None if there is none.
+        twin: the unbroken run of the same command or job, or None if there is none.
         substrate: the name of the substrate of the nodes.
     """
     experiment, lines = run.experiment, run.lines
+    if twin is not None and experiment.running_job is not None:
+        twin = twin.observed_part(lines)
+    # the twin of a running job ends where the run does, so its end proves no recovery
+    whole_twin = twin if experiment.running_job is None else None
     first_ns = min(
         (strike.target.injected_ns for strike in _injected_faults(run)), default=math.inf
     )
@@ -90,7 +95,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
         *(fault_check(strike, run.ended_ns) for strike in run.injections),
         *audit(run, is_whole=not coverage.blind),
         *(
-            [_unless_unclear(_recovered(run, course, recoveries, twin), uncountable_reason)]
+            [_unless_unclear(_recovered(run, course, recoveries, whole_twin), uncountable_reason)]
             if RECOVERED not in not_applied
             else []
         ),
@@ -98,7 +103,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
     ]
     if twin is not None and run.run_id and twin.run_id == run.run_id:
         checks.append(compared_with_itself("twin", run.run_id))
-    if twin is not None and LOSSES not in not_applied:
+    if LOSSES not in not_applied:
         checks.append(_unless_unclear(_losses(run, course, twin), uncountable_reason))
     if run.harness_lost:
         checks.append(harness_lost(run.records))
@@ -171,7 +176,7 @@ def _not_applied(run: CommandRun, twin: CommandTwin | None) -> dict[str, str]:
         reasons[RECOVERED] = "no fault struck"
     if run.experiment.watch.loss is None:
         reasons[LOSSES] = "there is no pattern for losses"
-    elif twin is None:
+    elif twin is None and run.twin_id != LATER:
         reasons[LOSSES] = "the unbroken run is not known"
     return reasons
 
@@ -497,18 +502,25 @@ def _steps_kept(run: CommandRun, course: Course) -> Check:
     return conclude(name, problems, f"{steps_in_words} shown again", looked_at=len(course.steps))
 
 
-def _losses(run: CommandRun, course: Course, twin: CommandTwin) -> Check:
+def _losses(run: CommandRun, course: Course, twin: CommandTwin | None) -> Check:
     """Return the check that the losses equal the twin's, within the tolerance of the patterns.
 
-    It is unknown if one of the logs shows too few losses, or begins with another step. Only steps
-    with a loss in both logs are compared.
+    It is unknown if one of the logs shows too few losses, or begins with another step, or the twin
+    of a running job was not made or has failed. Only steps with a loss in both logs are compared.
     """
     watch, own_losses = run.experiment.watch, course.losses()
+    if twin is None:
+        return _unknown(LOSSES, "no unbroken run was made, as this run did not end well")
+    if twin.failure:
+        return _unknown(LOSSES, f"the unbroken run did not show its steps: {twin.failure}")
+    is_running_job = run.experiment.running_job is not None
+    if is_running_job and not twin.counts:
+        return _unknown(LOSSES, "no step is shown whole in both logs")
     for owner, losses in (("this run's", own_losses), ("the unbroken run's", twin.losses)):
         if not losses:
             problem = f"LogPatterns(loss={watch.loss!r}) finds no loss of any step in {owner} log"
             return _unknown(LOSSES, f"{problem}: correct the pattern; see {run.directory / 'log'}")
-    if min(course.steps) != twin.first:
+    if not is_running_job and min(course.steps) != twin.first:
         problem = f"the log begins with step {min(course.steps)}, the unbroken run's with step {twin.first}"
         return _unknown(
             LOSSES,

@@ -103,6 +103,14 @@ class CommandRun:
         """The id of the run; "" if it is not known."""
         return str(self.started["run_id"]) if self.started is not None else ""
 
+    @property
+    def twin_id(self) -> str:
+        """The run id of the unbroken run to compare with, or ``LATER`` of experiment/run/run.py.
+
+        It is "" if there is none.
+        """
+        return str(self.started["twin"]) if self.started is not None else ""
+
     @cached_property
     def nodes(self) -> tuple[str, ...]:
         """The names of the nodes, by number.
@@ -192,7 +200,8 @@ def execute_command(
         directory: the directory for journals, logs and the command's own files, which is created.
         watch: receives the newest step and loss of the logs some times a second, and each fault
             that strikes.
-        twin_id: the run id of the unbroken run to compare with; "" for none.
+        twin_id: the run id of the unbroken run to compare with, or ``LATER`` of
+            experiment/run/run.py; "" for none.
 
     Raises:
         BadInput: if a fault refuses its input.

@@ -60,6 +60,11 @@ def why_standing(run: CommandRun) -> str:
     return "; ".join([problem, *empty_places(run)])
 
 
+def has_ended_well(run: CommandRun) -> bool:
+    """Return whether a run was observed to its end, or to a good end of the job."""
+    return run.reason in (RunEnd.OBSERVED, RunEnd.ENDED) and not why_standing(run)
+
+
 def empty_places(run: CommandRun) -> list[str]:
     """Return in words each place without a running container at the end of the run."""
     newest: dict[str, Record] = {

@@ -1,6 +1,8 @@
 """The twin of a command: an unbroken run of the same command, cached as long as the harness
 exists.
 
+The twin of a running job is the unbroken run of a second job: attach/twin/.
+
 -> experiment/harness.py: when a twin is run, and run again once. experiment/plan/command_inputs.py:
 files and variables whose change makes it useless. experiment/judge/command_judge.py compares with
 it.
@@ -9,7 +11,8 @@ it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,6 +37,7 @@ from chaoskit.experiment.run.log_ends import hints, log_ends
 from chaoskit.experiment.run.running_job import why_standing
 from chaoskit.experiment.twin.twin import Interrupted
 from chaoskit.stacks.course import Course, Usual, went_back
+from chaoskit.stacks.log import CommandLogLine
 
 
 class CommandTwin(msgspec.Struct, frozen=True):
@@ -46,12 +50,15 @@ class CommandTwin(msgspec.Struct, frozen=True):
         run_id: the id of the run.
         uncountable: the reason why nothing can be concluded from these counts; "" if they can be
             used.
+        failure: the reason why a second job did not show the steps that it should; "" if it did.
+            Nothing is compared with it then.
     """
 
     counts: dict[int, int]
     losses: dict[int, tuple[float, ...]]
     run_id: str
     uncountable: str = ""
+    failure: str = ""
 
     @classmethod
     def of(cls, run: CommandRun) -> CommandTwin:
@@ -78,6 +85,26 @@ class CommandTwin(msgspec.Struct, frozen=True):
             )
         return cls(
             counts, Course(run.lines, Usual(counts)).losses(), run.run_id, uncountable_reason
+        )
+
+    def observed_part(self, lines: Iterable[CommandLogLine]) -> CommandTwin:
+        """Return the part of the twin to compare a running job with, which is not observed whole.
+
+        It begins and ends with a step that the job's log shows as often as the twin's: the logs of
+        some pods begin later than others, or end earlier. It is empty if the twin has failed.
+
+        Args:
+            lines: the lines of the job's log.
+        """
+        shown_counts = Counter(line.step for line in lines if line.step is not None)
+        whole_steps = [step for step, count in self.counts.items() if shown_counts[step] >= count]
+        if self.failure or not whole_steps:
+            return msgspec.structs.replace(self, counts={}, losses={})
+        observed = range(min(whole_steps), max(whole_steps) + 1)
+        return msgspec.structs.replace(
+            self,
+            counts={step: count for step, count in self.counts.items() if step in observed},
+            losses={step: losses for step, losses in self.losses.items() if step in observed},
         )
 
     @property

@@ -17,6 +17,7 @@ MACHINE_USERS = "chaoskit-machines"
 #: The role of users that inject faults into jobs that already run, and that of the cluster for it.
 ATTACH_USERS, ATTACH_NODE_USERS = "chaoskit-attach", "chaoskit-attach-nodes"
 ATTACH_EXEC_USERS = "chaoskit-attach-exec"
+ATTACH_TWIN_USERS = "chaoskit-attach-twin"
 #: Labels of all objects that an administrator creates.
 LABELS = {"app.kubernetes.io/name": "chaoskit", "app.kubernetes.io/component": "installation"}
 
@@ -63,13 +64,14 @@ def attach_roles(namespace: str) -> list[Manifest]:
 
     The first one is of the namespace of the jobs, which itself is left as it is. The others are
     optional. One is of the cluster, and lets the state of nodes be seen. One lets hands be started
-    by exec, which allows any program in any pod of the namespace.
+    by exec, which allows any program in any pod of the namespace. One lets a second job be created.
     """
     metadata = {"namespace": namespace, "labels": LABELS}
     return [
         role(ATTACH_USERS, metadata, rights.of_attach_role()),
         role(ATTACH_NODE_USERS, {"labels": LABELS}, rights.ATTACH_NODE_RIGHTS, kind="ClusterRole"),
         role(ATTACH_EXEC_USERS, metadata, rights.EXEC_RIGHTS),
+        role(ATTACH_TWIN_USERS, metadata, rights.TWIN_RIGHTS),
     ]
 
 

@@ -10,6 +10,8 @@ step; 0 trains until the pod ends.
 Each rank also appends ``NANOSECONDS STEP RANK`` to a file there after each step, by the kernel's
 monotonic clock. All pods of the tests' cluster have one kernel, so these times can be compared.
 
+TRAINING_SEED draws the first weights; 0 by default.
+
 torchelastic kills a rank that does not end a step in time: see TORCHELASTIC_ENABLE_FILE_TIMER.
 """
 
@@ -100,7 +102,7 @@ def main() -> None:
     directory, step_s, steps = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     join_group(*sys.argv[4:])
     rank = dist.get_rank()
-    torch.manual_seed(0)
+    torch.manual_seed(int(os.environ.get("TRAINING_SEED", "0")))
     network = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     step = first_step(directory, network, rank)
     model = nn.parallel.DistributedDataParallel(network)

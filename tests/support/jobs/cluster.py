@@ -41,11 +41,15 @@ def status_of(error: OSError) -> int:
     return int(match[1]) if match else 0
 
 
+def whole(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest with the version of its API."""
+    group = _GROUPS[str(manifest["kind"])].removeprefix("/apis/").removeprefix("/api/")
+    return {"apiVersion": group, **manifest}
+
+
 def create(manifest: Mapping[str, Any]) -> Any:
     """Create an object, and return it."""
-    kind = str(manifest["kind"])
-    group = _GROUPS[kind].removeprefix("/apis/").removeprefix("/api/")
-    return pods.ask("POST", path(kind), {"apiVersion": group, **manifest})
+    return pods.ask("POST", path(str(manifest["kind"])), whole(manifest))
 
 
 def all_of(kind: str) -> list[Any]:

@@ -230,6 +230,35 @@ def training(
         yield job
 
 
+@contextlib.contextmanager
+def second_training(
+    job: TrainingJob, *, nodes: int, step_s: float, seed: int = 0
+) -> Iterator[tuple[TrainingJob, list[dict[str, Any]]]]:
+    """Yield a second job of the same training and its manifests; nothing is created.
+
+    It has a name, a rendezvous and checkpoints of its own. Its namespace must allow paths of this
+    machine in pods.
+
+    Args:
+        job: the first job.
+        nodes: number of the pods.
+        step_s: length of a step.
+        seed: seed of the first weights; that of the first job is 0.
+    """
+    shared = Path(tempfile.mkdtemp(prefix="training-"))
+    shared.chmod(0o777)
+    second = TrainingJob(job.kind, f"{job.name}-twin", job.namespace, shared)
+    volumes = [
+        {"name": volume, "hostPath": {"path": path}} for volume, path in _sources(shared).items()
+    ]
+    pod = _pod_spec(second, nodes, 0, step_s, volumes, as_root=False)
+    pod["containers"][0]["env"].append({"name": "TRAINING_SEED", "value": str(seed)})
+    try:
+        yield second, [cluster.whole(manifest) for manifest in _manifests(second, nodes, pod)]
+    finally:
+        shutil.rmtree(shared)
+
+
 def _sources(shared: Path) -> dict[str, str]:
     """Return the paths of this machine by the names of the volumes that have them.
 

@@ -11,18 +11,21 @@ import pytest
 from support.jobs.recorded_run import S, recorded_run
 from support.jobs.recorded_run import TimedRecord as RunEvent
 
+from chaoskit.experiment.injection.command_follower import GOOD
 from chaoskit.experiment.judge.command_audit import audit
 from chaoskit.experiment.plan.command_plan import CommandExperiment, RunningJob
 from chaoskit.experiment.run.command_run import CommandRun
 from chaoskit.experiment.run.running_job import (
     check_hands,
     goes_on,
+    has_ended_well,
     hole_in_steps,
     why_standing,
     why_unclear,
 )
 from chaoskit.experiment.twin.command_twin import taken_nodes, unfinished
 from chaoskit.faults import DeletePod, Fault, Hang, Kill, Straggle
+from chaoskit.faults.target import ProcessExit
 from chaoskit.stacks import LogPatterns
 from chaoskit.vocabulary import Event, RunEnd, Verdict
 
@@ -72,6 +75,29 @@ def struck(at_s: float) -> RunEvent:
 
 
 STEPS = [step(1, 1), step(2, 2), act(2.5)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_good"),
+    [
+        (RunEnd.OBSERVED, True),
+        (RunEnd.ENDED, True),
+        (RunEnd.ABORTED, False),
+        (RunEnd.STALLED, False),
+        (RunEnd.DEADLINE, False),
+        (RunEnd.HARNESS, False),
+    ],
+)
+def test_runs_that_end_well(
+    run_of: Callable[..., CommandRun], reason: RunEnd, is_good: bool
+) -> None:
+    assert has_ended_well(run_of(reason, 20, *STEPS)) is is_good
+
+
+def test_a_job_that_has_failed_is_no_good_end(run_of: Callable[..., CommandRun]) -> None:
+    run = run_of(RunEnd.ENDED, 20, *STEPS)
+    run.exits = {"llama-0": GOOD, "llama-1": ProcessExit("exited", "status 7")}
+    assert not has_ended_well(run)
 
 
 def test_new_steps_show_that_the_job_goes_on(run_of: Callable[..., CommandRun]) -> None:

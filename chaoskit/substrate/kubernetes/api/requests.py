@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
@@ -94,6 +94,22 @@ class ApiError(HarnessError):
     def is_budget_refusal(self) -> bool:
         """True if a PodDisruptionBudget forbids an eviction now."""
         return _BUDGET in self.causes
+
+
+class ServedKind(NamedTuple):
+    """A kind of objects that the server has.
+
+    Attributes:
+        path: path of the objects of this kind, in the namespace if they belong to one.
+        group: API group; "" for the core group.
+        plural: name of the resource, as rights name it.
+        is_in_namespace: False for objects of the whole cluster.
+    """
+
+    path: str
+    group: str
+    plural: str
+    is_in_namespace: bool
 
 
 class KubernetesApi:
@@ -180,6 +196,23 @@ class KubernetesApi:
             except ApiError:  # no such object: the conflict was another one, such as of a quota
                 raise error from None
 
+    def create_new(
+        self, path: str, manifest: Mapping[str, Any], *, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Create an object of any kind and return it. Unknown fields are refused.
+
+        Args:
+            path: path of the objects of its kind, of :meth:`served_kind`.
+            manifest: the object.
+            dry_run: True to only ask.
+
+        Raises:
+            ApiError: if the server refuses it or does not answer; with status 409 if an object of
+                this name exists.
+        """
+        query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
+        return self._request_json("POST", path, query, manifest)
+
     def get(self, kind: str, name: str, *, is_repeated: bool = True) -> dict[str, Any]:
         """Return an object. Raises ApiError, with status 404 if there is none.
 
@@ -188,6 +221,10 @@ class KubernetesApi:
         """
         statuses = _RETRY_STATUSES if is_repeated else ()
         return self._request_json("GET", f"{self._path(kind)}/{name}", retry_statuses=statuses)
+
+    def get_at(self, path: str, name: str) -> dict[str, Any]:
+        """Return an object by the path of its kind. Raises ApiError, with status 404 for none."""
+        return self._request_json("GET", f"{path}/{name}")
 
     def last_heard(self, machine: str) -> str:
         """Return the time at which a machine's kubelet last renewed its lease, or "".
@@ -222,6 +259,30 @@ class KubernetesApi:
                 raise
             return False
         return any(resource["name"] == plural for resource in resources)
+
+    def served_kind(self, api_version: str, kind: str) -> ServedKind | None:
+        """Return where the server has the objects of any kind; None if it has no such kind.
+
+        Raises ApiError.
+
+        Args:
+            api_version: version of the API as manifests name it, such as ``apps/v1``.
+            kind: kind of the objects, such as ``StatefulSet``.
+        """
+        group, _, _ = api_version.rpartition("/")
+        base = f"/apis/{api_version}" if group else f"/api/{api_version}"
+        try:
+            resources = self._request_json("GET", base)["resources"]
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            return None
+        for resource in resources:
+            if resource["kind"] == kind and "/" not in resource["name"]:
+                plural, is_in_namespace = str(resource["name"]), bool(resource["namespaced"])
+                scope = f"/namespaces/{self.namespace}" if is_in_namespace else ""
+                return ServedKind(f"{base}{scope}/{plural}", group, plural, is_in_namespace)
+        return None
 
     def list_all(self, kind: str, selector: str = "", name: str = "") -> tuple[list[Any], str]:
         """Return the objects that a label selector selects, and the resource version of the list.
@@ -293,11 +354,27 @@ class KubernetesApi:
         owned_first: bool = False,
         uid: str = "",
     ) -> bool:
+        """Delete an object as :meth:`delete_at`, by its kind."""
+        return self.delete_at(
+            self._path(kind), name, grace_s=grace_s, owned_first=owned_first, uid=uid
+        )
+
+    def delete_at(
+        self,
+        path: str,
+        name: str,
+        *,
+        grace_s: int | None = None,
+        owned_first: bool = False,
+        uid: str = "",
+    ) -> bool:
         """Delete an object and all that it owns, and do not wait for the end.
 
         Return whether there was one. Raises ApiError, with status 409 for another UID.
 
         Args:
+            path: path of the objects of its kind.
+            name: name of the object.
             grace_s: seconds that processes of a pod get to end; None for the pod's own.
             owned_first: True to delete the owned objects first; else they are deleted in the background.
             uid: identifier that the object must have; "" for any.
@@ -310,7 +387,7 @@ class KubernetesApi:
         if uid:
             options["preconditions"] = {"uid": uid}
         try:
-            self._request_json("DELETE", f"{self._path(kind)}/{name}", body=options)
+            self._request_json("DELETE", f"{path}/{name}", body=options)
         except ApiError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise

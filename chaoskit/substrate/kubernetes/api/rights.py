@@ -169,7 +169,7 @@ SILENCE_RIGHTS = (
     Right("pods/log", ("get",), "requests that the machine of the fault LoseMachine must answer"),
 )
 #: Resources and groups of the objects of such jobs, by kind.
-_JOB_RESOURCES = {
+JOB_RESOURCES = {
     "StatefulSet": ("statefulsets", "apps"),
     "Job": ("jobs", "batch"),
     "JobSet": ("jobsets", "jobset.x-k8s.io"),
@@ -191,6 +191,19 @@ ATTACH_KINDS = (
     ("PyTorchJob",),
     ("HyperPodPyTorchJob",),
 )
+
+
+def of_twin_object(resource: str, group: str) -> Right:
+    """Return the right that an object of a second job needs, an unbroken run to compare with."""
+    return Right(resource, ("create", "delete", "get"), "the second job of a twin", group)
+
+
+#: Rights of such a user for a second job. A role of their own has them. Other kinds in its file need
+#: the same.
+TWIN_RIGHTS = (
+    *(of_twin_object(resource, group) for resource, group in JOB_RESOURCES.values()),
+    of_twin_object("services", ""),
+)
 #: Rights of such a user beside those to find and follow jobs.
 ATTACH_LISTS = (
     LOG_RIGHTS,
@@ -211,7 +224,7 @@ def of_attach(kinds: Iterable[str]) -> tuple[Right, ...]:
     Args:
         kinds: kinds of its objects. The last one owns the pods, and is followed.
     """
-    resources = [_JOB_RESOURCES[kind] for kind in kinds]
+    resources = [JOB_RESOURCES[kind] for kind in kinds]
     to_find = [
         Right(resource, ("list",), "the job, and the number of its pods", group)
         for resource, group in resources
