@@ -23,6 +23,7 @@ from chaoskit.attach.jobs.pod_state import PodState
 from chaoskit.attach.jobs.watch import JobWatch
 from chaoskit.attach.run.lives import (
     PodLife,
+    is_left_behind,
     is_life_over,
     is_pod_over,
     present_life,
@@ -94,6 +95,8 @@ class AttachedNode:
         self._journal: Journal | None = None
         self._logs: AttachedLogs | None = None
         self._recorded_life: PodLife | None = None
+        self._left_behind = set[PodLife]()  # on silent machines; other pods have the place
+        self._silent_machine = ""  # the one that the journal has as silent
         self._ranks: dict[Process, LaunchedRank] = {}  # as the journal has them
         self._over_since_s = math.inf  # since when the API server shows the end of the life
         self._tries: dict[tuple[HandRole, PodLife], int] = {}
@@ -226,6 +229,7 @@ class AttachedNode:
     def _keep_up(self) -> None:
         """Act upon the present state of the place once."""
         self._follow()
+        self._record_silence()
         present = present_life(self.place, self.container)
         if self._life is not None and self._has_ended(self._life):
             self._end_life()
@@ -236,7 +240,7 @@ class AttachedNode:
                 self._begin(present)
         else:
             self._renew_hands(self._life)
-        if self._life is not None:
+        if self._life is not None and not self._silent_machine:
             self._record_ranks(self.ranks())
 
     def _follow(self) -> None:
@@ -256,7 +260,7 @@ class AttachedNode:
         ):
             self._start(NETWORK, life)
         self._start(PROCESSES, life)
-        kernel = HandKernel(lambda: self.hand(PROCESSES), lambda: self._is_over(life))
+        kernel = HandKernel(lambda: self._hand_of(life), lambda: self._is_over(life))
         root = kernel.find(_INIT)
         with self._lock:
             self._life, self._kernel, self._root = life, kernel, root
@@ -280,7 +284,11 @@ class AttachedNode:
         """Return whether a life is over by the API server, and by its hand if that still stands.
 
         The API server removes a pod that is deleted by force at once, and its processes may live on.
+        A life on a silent machine counts as over once another pod holds the place.
         """
+        if is_left_behind(self._parts.watch.places(), life):
+            self._left_behind.add(life)
+            return True
         if not self._is_over(life):
             self._over_since_s = math.inf
             return False
@@ -297,8 +305,14 @@ class AttachedNode:
         self._close_hands(PROCESSES)
         if life is not None and is_pod_over(self._parts.watch.places(), life.uid):
             self._close_hands(NETWORK)
-        if kernel is not None:
+        if kernel is not None and life not in self._left_behind:
             kernel.end()
+
+    def _hand_of(self, life: PodLife) -> Hand:
+        """Return the hand on the processes of a life. Raises NodeUnreachable if there is none."""
+        if life in self._left_behind:  # the hand of its successor knows nothing of its processes
+            raise NodeUnreachable(f"{life.pod} is on the machine {life.machine}, which is silent")
+        return self.hand(PROCESSES)
 
     def _is_over(self, life: PodLife) -> bool:
         """Return whether the API server proves the end of a life."""
@@ -376,6 +390,18 @@ class AttachedNode:
         if life is not None:
             self._journal.write(Event.LIFE_OBSERVED, container=self.container, **life._asdict())
         self._recorded_life = life
+
+    def _record_silence(self) -> None:
+        """Write that the machine of the pod has fallen silent, or is silent no longer."""
+        place = self.place
+        if self._journal is None or place is None:
+            return
+        since_s, machine = place.silent_since_s, place.pod.node if place.pod is not None else ""
+        if since_s is not None and machine != self._silent_machine:
+            self._journal.write(Event.MACHINE_SILENT, t_ns=int(since_s * 1e9), machine=machine)
+        elif since_s is None and self._silent_machine:
+            self._journal.write(Event.SILENCE_ENDED, machine=self._silent_machine)
+        self._silent_machine = "" if since_s is None else machine
 
     @staticmethod
     def _write_rank(
