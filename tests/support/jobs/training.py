@@ -36,6 +36,8 @@ SHARED = "/training"
 RENDEZVOUS_PORT = 29400
 #: Seconds until a training of three pods has shown its first steps on a busy machine.
 START_LIMIT_S = 120.0
+#: Seconds within which each step must end.
+STEP_LIMIT_S = 6.0
 #: Failed containers and pods of a Job, or restarts of a JobSet, before it fails.
 _MANY = 1000
 _SECURITY_LABEL = "pod-security.kubernetes.io/enforce"
@@ -176,8 +178,12 @@ def training(
     nodes: int = 3,
     steps: int = 0,
     step_s: float = 0.05,
+    step_limit_s: float = STEP_LIMIT_S,
     pod_security: PodSecurity = "privileged",
     as_root: bool = False,
+    cpu: str = "500m",
+    unreachable_s: int | None = None,
+    start_limit_s: float = START_LIMIT_S,
 ) -> Iterator[TrainingJob]:
     """Run a training on the tests' cluster until the context ends; it shows steps at the beginning.
 
@@ -189,8 +195,13 @@ def training(
         nodes: number of its pods.
         steps: number of its last step; 0 to train without end.
         step_s: length of a step.
+        step_limit_s: seconds after which a rank that has not ended its step is killed.
         pod_security: level of Pod Security that the namespace enforces.
         as_root: True for containers of root; False for those of a user without any right.
+        cpu: CPU that each pod requests.
+        unreachable_s: seconds for which pods stay on a machine of which the control plane does not
+            hear; None for those of the cluster, which are 300.
+        start_limit_s: seconds until its first steps.
     """
     with contextlib.ExitStack() as undone:
         if kind in ("jobset", "trainjob"):
@@ -212,10 +223,16 @@ def training(
             ]
             claims = undone.enter_context(_persistent_volumes(name, sources))
         undone.enter_context(_enforced(pod_security))
-        pod = _pod_spec(job, nodes, steps, step_s, volumes, as_root=as_root)
+        pod = _pod_spec(job, _command(job, nodes, steps, step_s), volumes, as_root=as_root)
+        (container,) = pod["containers"]
+        container["env"].append({"name": "STEP_LIMIT_S", "value": str(step_limit_s)})
+        # Without a request, any other process of a busy machine has 500 times the CPU time.
+        container["resources"] = {"requests": {"cpu": cpu}}
+        if unreachable_s is not None:
+            pod["tolerations"] = _tolerations(unreachable_s)
         undone.enter_context(cluster.created(*claims, *_manifests(job, nodes, pod)))
         try:
-            job.wait_for_step(2)
+            job.wait_for_step(2, start_limit_s)
         except AssertionError as error:
             error.add_note(job.logs())
             raise
@@ -259,9 +276,7 @@ def _command(job: TrainingJob, nodes: int, steps: int, step_s: float) -> list[st
 
 def _pod_spec(
     job: TrainingJob,
-    nodes: int,
-    steps: int,
-    step_s: float,
+    command: Sequence[str],
     volumes: Sequence[Mapping[str, Any]],
     *,
     as_root: bool,
@@ -276,11 +291,9 @@ def _pod_spec(
     container = {
         "name": "node" if job.kind == "trainjob" else "trainer",
         "image": pods.IMAGE,
-        "command": _command(job, nodes, steps, step_s),
+        "command": command,
         "env": [{"name": key, "value": value} for key, value in variables.items()],
         "securityContext": {"runAsUser": 0, "runAsGroup": 0} if as_root else RESTRICTED,
-        # Without a request, any other process of a busy machine has 500 times the CPU time.
-        "resources": {"requests": {"cpu": "500m"}},
         "volumeMounts": [
             *mounts,
             {"name": "shared", "mountPath": SHARED},
@@ -301,6 +314,13 @@ def _pod_spec(
         "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}],
         "topologySpreadConstraints": [spread],
     }
+
+
+def _tolerations(seconds: int) -> list[dict[str, Any]]:
+    """Return for how long pods stay on a machine that is not ready."""
+    keys = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+    common = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
+    return [{"key": key, **common} for key in keys]
 
 
 def _labels(job: TrainingJob) -> dict[str, str]:
