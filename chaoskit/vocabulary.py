@@ -111,6 +111,8 @@ class Event(StrEnum):
     # first one, one of another pod, or a restarted one: pod, uid, machine, container, container_id, restarts, hand
     LIFE_OBSERVED = "life_observed"
     LIFE_ENDED = "life_ended"  # that container has ended: uid, container_id, cause
+    MACHINE_SILENT = "machine_silent"  # the control plane does not hear of its machine: machine
+    SILENCE_ENDED = "silence_ended"  # it does again, or another machine has the place: machine
     HAND_ENDED = (
         "hand_ended"  # a hand has ended, perhaps with its container: role, uid, container_id
     )

@@ -23,14 +23,20 @@ class Place:
             the first list, it is the time of the list.
         former_pods: pods that held the place and ended, or left it to a newer one; oldest first.
             A failed pod may stay in the cluster beside its successor.
-        is_node_ready: False if the control plane does not hear of the pod's node.
+        silent_since_s: monotonic time since when the control plane does not hear of the pod's node;
+            None if it does.
     """
 
     key: PlaceKey
     pod: PodState | None
     since_s: float
     former_pods: tuple[PodState, ...] = ()
-    is_node_ready: bool = True
+    silent_since_s: float | None = None
+
+    @property
+    def is_node_ready(self) -> bool:
+        """False if the control plane does not hear of the pod's node."""
+        return self.silent_since_s is None
 
     @property
     def is_ready(self) -> bool:

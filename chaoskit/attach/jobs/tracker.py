@@ -94,7 +94,7 @@ class JobTracker:
         self._positions: dict[PlaceKey, int] = {}
         self._listed_version: int | None = None
         self._nodes: dict[str, bool] = {}  # readiness, by the objects of nodes
-        self._silent_nodes: set[str] = set()  # nodes that were reported as silent
+        self._silent_nodes: dict[str, float] = {}  # node -> since when it was reported as silent
         self._job: JobState | None = None
         self._job_version = 0
         self._job_was_seen = False
@@ -291,12 +291,12 @@ class JobTracker:
                 places.setdefault(pod.node, []).append(key)
                 if not self._is_node_ready(pod):
                     silent.add(pod.node)
-        for node in sorted(silent ^ self._silent_nodes):
+        for node in sorted(silent ^ self._silent_nodes.keys()):
             if node in silent or node in places:
                 yield NodeReadinessChanged(
                     now_s, node, node not in silent, tuple(places.get(node, ()))
                 )
-        self._silent_nodes = silent
+        self._silent_nodes = {node: self._silent_nodes.get(node, now_s) for node in silent}
 
     def _is_node_ready(self, pod: PodState) -> bool:
         """Return whether the node of a pod is ready, by its object or else by the pod's state."""
@@ -345,7 +345,7 @@ class JobTracker:
             pod,
             self._holders[key].since_s,
             tuple(record.pod for record in self._former.get(key, {}).values()),
-            pod is None or self._is_node_ready(pod),
+            None if pod is None else self._silent_nodes.get(pod.node),
         )
 
 

@@ -128,11 +128,25 @@ class Lingering:
         return now_s - self._silent_since_s > LINGER_S
 
 
+def is_left_behind(places: JobPlaces, life: PodLife) -> bool:
+    """Return whether another pod holds the place of a life whose machine is silent.
+
+    Its processes may live on, but no hand reaches them, and the job goes on without them.
+    """
+    return any(
+        pod.uid == life.uid and pod.is_node_silent
+        for place in places.places
+        for pod in place.former_pods
+    )
+
+
 def why_over(places: JobPlaces, life: PodLife, container: str) -> str:
     """Return in words how a life ended, such as ``the pod llama-1 was deleted``."""
     pod = find_pod(places, life.uid)
     if pod is None or pod.is_deleted:
         return f"the pod {life.pod} was deleted"
+    if pod.is_node_silent:
+        return f"the machine {life.machine} of the pod {life.pod} is silent"
     state = pod.container(container)
     is_later = state.container_id not in ("", life.container_id)
     exit_code = state.last_exit_code if is_later else state.exit_code

@@ -27,6 +27,7 @@ from chaoskit.attach.run.lives import (
     Lingering,
     PodLife,
     is_end_proved,
+    is_left_behind,
     is_life_over,
     is_pod_over,
     present_life,
@@ -107,6 +108,7 @@ class AttachedNode:
         self._journal: Journal | None = None
         self._logs: AttachedLogs | None = None
         self._recorded_life: PodLife | None = None
+        self._silent_machine = ""  # the one that the journal has as silent
         self._ranks: dict[Process, LaunchedRank] = {}  # as the journal has them
         self._has_seen_ranks = False  # by the last look
         self._lingering = Lingering()  # of the present life
@@ -299,6 +301,7 @@ class AttachedNode:
     def _keep_up(self) -> None:
         """Act upon the present state of the place once."""
         self._follow()
+        self._record_silence()
         present = present_life(self.place, self.container)
         if self._life is not None and self._is_left(self._life):
             self._end_life(self._life)
@@ -396,7 +399,7 @@ class AttachedNode:
 
     def _is_left(self, life: PodLife) -> bool:
         """Return whether the node leaves a life: its end is proved, or cannot be any more."""
-        if self._is_proved_over(life):
+        if self._is_proved_over(life) or is_left_behind(self._parts.watch.places(), life):
             return True
         answers = not self._is_over(life) or self._answers()
         return self._lingering.is_given_up(time.monotonic(), answers=answers)
@@ -520,6 +523,18 @@ class AttachedNode:
                 Event.LIFE_OBSERVED, container=self.container, hand=hand, **life._asdict()
             )
         self._recorded_life = life
+
+    def _record_silence(self) -> None:
+        """Write that the machine of the pod has fallen silent, or is silent no longer."""
+        place = self.place
+        if self._journal is None or place is None:
+            return
+        since_s, machine = place.silent_since_s, place.pod.node if place.pod is not None else ""
+        if since_s is not None and machine != self._silent_machine:
+            self._journal.write(Event.MACHINE_SILENT, t_ns=int(since_s * 1e9), machine=machine)
+        elif since_s is None and self._silent_machine:
+            self._journal.write(Event.SILENCE_ENDED, machine=self._silent_machine)
+        self._silent_machine = "" if since_s is None else machine
 
     @staticmethod
     def _write_rank(

@@ -23,16 +23,16 @@ _ACTS = (Event.INJECTED, Event.ACTED, Event.LIFTED, Event.EVIDENCE)
 def goes_on(run: CommandRun) -> Check:
     """Return the check that the training goes on after the faults, or has completed.
 
-    It fails if the training stands still, with the places that have no container. It is unknown if
-    the run ended before that could be seen.
+    It fails if the training stands still, with the places that have no container, or that are on a
+    silent machine. It is unknown if the run ended before that could be seen.
     """
     problem = why_standing(run)
     if problem:
         return Check(name=GOES_ON, verdict=Verdict.FAILED, detail=problem)
     if run.is_aborted:
         return Check(name=GOES_ON, verdict=Verdict.UNKNOWN, detail=_why_aborted(run))
-    if empty := empty_places(run):
-        detail = f"the log shows new steps, but {'; '.join(empty)}"
+    if lost := lost_places(run):
+        detail = f"the log shows new steps, but {'; '.join(lost)}"
         return Check(name=GOES_ON, verdict=Verdict.UNKNOWN, detail=detail)
     if run.deadline_passed:
         limit_s = run.experiment.deadline_s
@@ -57,7 +57,7 @@ def why_standing(run: CommandRun) -> str:
         problem = f"no new step was shown in the {since_s:.0f} s since the last act of a fault"
     else:
         return ""
-    return "; ".join([problem, *empty_places(run)])
+    return "; ".join([problem, *lost_places(run)])
 
 
 def has_ended_well(run: CommandRun) -> bool:
@@ -65,18 +65,38 @@ def has_ended_well(run: CommandRun) -> bool:
     return run.reason in (RunEnd.OBSERVED, RunEnd.ENDED) and not why_standing(run)
 
 
-def empty_places(run: CommandRun) -> list[str]:
+def lost_places(run: CommandRun) -> list[str]:
+    """Return in words each place without a running container, or on a silent machine, at the end."""
+    return [*_empty_places(run), *_silent_places(run)]
+
+
+def _empty_places(run: CommandRun) -> list[str]:
     """Return in words each place without a running container at the end of the run."""
-    newest: dict[str, Record] = {
-        record.source: record
-        for record in run.records
-        if record.event in (Event.LIFE_OBSERVED, Event.LIFE_ENDED)
-    }
+    newest = _newest(run, Event.LIFE_OBSERVED, Event.LIFE_ENDED)
     return [
         f"{node} has had no running container for {(run.ended_ns - record.t_ns) / 1e9:.0f} s: {record['cause']}"
         for node, record in sorted(newest.items())
         if record.event == Event.LIFE_ENDED
     ]
+
+
+def _silent_places(run: CommandRun) -> list[str]:
+    """Return in words each place on a machine of which the control plane does not hear."""
+    newest = _newest(run, Event.MACHINE_SILENT, Event.SILENCE_ENDED)
+    return [
+        f"the machine {record['machine']} of {node} has been silent for {(run.ended_ns - record.t_ns) / 1e9:.0f} s"
+        for node, record in sorted(newest.items())
+        if record.event == Event.MACHINE_SILENT
+    ]
+
+
+def _newest(run: CommandRun, *events: Event) -> dict[str, Record]:
+    """Return the last record of these events that each node has written before the run ended."""
+    return {
+        record.source: record
+        for record in run.records
+        if record.event in events and record.t_ns <= run.ended_ns
+    }
 
 
 def check_hands(run: CommandRun) -> list[Check]:

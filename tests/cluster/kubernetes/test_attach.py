@@ -10,31 +10,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from support.hand.client import directory
-from support.hand.in_pods import PYTHON, mounts
+from support.attach.runs import (
+    assert_recovered,
+    broken,
+    client_command,
+    records,
+    user_files,
+)
 from support.jobs import recordings
 from support.jobs.training import TrainingJob, TrainingKind, training
 from support.nodes import pods
 from support.waiting import wait_until
 
-from chaoskit import LogPatterns
 from chaoskit.attach.fault_preview import FaultPreview
-from chaoskit.attach.hands.hand_container import HandImage
-from chaoskit.attach.run.attach import AttachLimits, attach
+from chaoskit.attach.run.attach import AttachLimits
 from chaoskit.attach.run.lives import LINGER_S
 from chaoskit.errors import BadInput
 from chaoskit.experiment.directory import judge_directory
 from chaoskit.faults import Cut, DeletePod, Hang, Kill, KillContainer, LoseNode, Straggle
 from chaoskit.faults.base import Fault
-from chaoskit.journal import Record, read_events
-from chaoskit.report.store import write_outcome
-from chaoskit.runlog.outcome import COMPLETED, Outcome
+from chaoskit.journal import read_events
 from chaoskit.vocabulary import Event, Verdict
 
 pytestmark = pytest.mark.skipif(
@@ -43,13 +43,6 @@ pytestmark = pytest.mark.skipif(
 needs_crds = pytest.mark.skipif(
     bool(recordings.missing()), reason=f"Kubernetes: {recordings.missing()}"
 )
-WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
-#: Checkpoints are stored every fifth step, and the step under way is lost, too.
-LOST_STEPS = 10
-#: Difference of a recovery time in the log from that of the clock beside the cluster.
-CLOCKS_S = 0.5
-
-IMAGE = HandImage(pods.IMAGE, (PYTHON, "-S", "-m", "hand"), str(directory()), tuple(mounts()))
 
 
 @pytest.fixture(autouse=True)
@@ -62,55 +55,6 @@ def stateful() -> Iterator[TrainingJob]:
     """A StatefulSet of three pods with torchrun, for all faults that it survives."""
     with training("statefulset") as job:
         yield job
-
-
-def broken(job: TrainingJob, tmp_path: Path, *faults: Fault, **settings: Any) -> Outcome:
-    """Inject faults into a training, and return the outcome."""
-    settings = {"max_lost_steps": LOST_STEPS, "deadline_s": 240.0, "stalled_s": 200.0} | settings
-    outcome = attach(
-        job.reference,
-        namespace=job.namespace,
-        watch=WATCH,
-        faults=list(faults),
-        image=IMAGE,
-        directory=tmp_path,
-        **settings,
-    )
-    write_outcome(outcome, Path(outcome.directory))
-    return outcome
-
-
-def records(outcome: Outcome, event: Event) -> list[Record]:
-    return read_events(Path(outcome.directory) / "journal", event)
-
-
-def assert_recovered(outcome: Outcome, job: TrainingJob) -> None:
-    """Check the verdict, and the recovery time by the clock beside the cluster."""
-    assert outcome.verdict is Verdict.PASSED, outcome.reasons
-    assert COMPLETED in outcome.not_applied
-    (recovery,) = outcome.recoveries
-    injected_ns = records(outcome, Event.INJECTED)[0].t_ns
-    if recovery.cause != "the log shows no effect on the training":
-        measured_s = recovery_by_clock_s(job, injected_ns)
-        print(
-            f"{outcome.faults[0].fault}: {recovery.seconds:.2f} s, by the clock {measured_s:.2f} s"
-        )
-        assert recovery.seconds == pytest.approx(measured_s, abs=CLOCKS_S)
-
-
-def recovery_by_clock_s(job: TrainingJob, injected_ns: int) -> float:
-    """Return the seconds from a fault to the end of the longest pause between new steps after it."""
-    new_steps: list[tuple[int, int]] = []  # time and number of each step above all before
-    for recorded in job.recorded_steps():
-        if not new_steps or recorded.step > new_steps[-1][1]:
-            new_steps.append((recorded.at_ns, recorded.step))
-    times_ns = [at_ns for at_ns, _ in new_steps]
-    pauses = [
-        (end_ns - max(begin_ns, injected_ns), end_ns)
-        for begin_ns, end_ns in pairwise(times_ns)
-        if end_ns > injected_ns
-    ]
-    return (max(pauses)[1] - injected_ns) / 1e9
 
 
 FAULTS: Sequence[Fault] = [
@@ -298,16 +242,7 @@ def test_a_second_run_in_the_job_is_refused(
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     """The files of a user: the patterns of the log, and the image of hands."""
-    watch, image = tmp_path / "watch.yaml", tmp_path / "hand.json"
-    watch.write_text(r"step: 'step (\d+)'")
-    settings = {
-        "name": IMAGE.name,
-        "command": IMAGE.command,
-        "working_directory": IMAGE.working_directory,
-        "mounts": IMAGE.mounts,
-    }
-    image.write_bytes(msgspec.json.encode(settings))
-    return watch, image
+    return user_files(tmp_path)
 
 
 SLOW_RANK = "Straggle(rank=1, after_s=1.0, how='quota', cpu_fraction=0.3, steps=3)"
@@ -317,16 +252,8 @@ def test_the_command_shows_the_pods_and_writes_an_outcome(
     stateful: TrainingJob, tmp_path: Path, files: tuple[Path, Path]
 ) -> None:
     watch, image = files
-    command = [sys.executable, "-m", "chaoskit", "attach", stateful.reference, "--yes", "--json"]
-    command += ["--namespace", stateful.namespace, "--watch", str(watch), "--fault", SLOW_RANK]
-    command += [
-        "--hand-image",
-        str(image),
-        "--observe-s",
-        "1",
-        "--report",
-        str(tmp_path / "report"),
-    ]
+    command = client_command(stateful, SLOW_RANK, watch, image)
+    command += ["--json", "--observe-s", "1", "--report", str(tmp_path / "report")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "llama-1" in ended.stderr  # the preview
@@ -344,9 +271,8 @@ def test_a_killed_client_leaves_no_fault(
     stateful: TrainingJob, tmp_path: Path, files: tuple[Path, Path], fault: str
 ) -> None:
     watch, image = files
-    command = [sys.executable, "-m", "chaoskit", "attach", stateful.reference, "--yes"]
-    command += ["--namespace", stateful.namespace, "--watch", str(watch), "--fault", fault]
-    command += ["--hand-image", str(image), "--report", str(tmp_path / "report")]
+    command = client_command(stateful, fault, watch, image)
+    command += ["--report", str(tmp_path / "report")]
     stateful.wait_for_step(stateful.newest_step() + 2)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as client:
         journals = tmp_path / "report" / "001-statefulset-llama" / "journal"

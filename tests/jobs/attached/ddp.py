@@ -12,7 +12,8 @@ monotonic clock. All pods of the tests' cluster have one kernel, so these times 
 
 TRAINING_SEED draws the first weights; 0 by default.
 
-torchelastic kills a rank that does not end a step in time: see TORCHELASTIC_ENABLE_FILE_TIMER.
+torchelastic kills a rank that does not end a step in time: see TORCHELASTIC_ENABLE_FILE_TIMER. The
+time is the variable STEP_LIMIT_S.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CHECKPOINT_EVERY = 5
 KEPT_CHECKPOINTS = 3
 LEARNING_RATE = 0.05
 #: Seconds within which a step must end; afterwards the agent kills the rank, even a stopped one.
-STEP_LIMIT_S = 6.0
+STEP_LIMIT_S = float(os.environ["STEP_LIMIT_S"])
 #: Limit of a collective. It is far above that of a step: an agent that notices the end of *other*
 #: ranks first would wait 30 s for a stopped rank of its own.
 GROUP_LIMIT_S = 60.0

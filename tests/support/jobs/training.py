@@ -36,6 +36,8 @@ SHARED = "/training"
 RENDEZVOUS_PORT = 29400
 #: Seconds until a training of three pods has shown its first steps on a busy machine.
 START_LIMIT_S = 120.0
+#: Seconds within which each step must end.
+STEP_LIMIT_S = 6.0
 #: Failed containers and pods of a Job, or restarts of a JobSet, before it fails.
 _MANY = 1000
 _SECURITY_LABEL = "pod-security.kubernetes.io/enforce"
@@ -176,10 +178,14 @@ def training(
     nodes: int = 3,
     steps: int = 0,
     step_s: float = 0.05,
+    step_limit_s: float = STEP_LIMIT_S,
     pod_security: PodSecurity = "privileged",
     as_root: bool = False,
     cpu_limit: str = "",
     shows_ranks: bool = True,
+    cpu: str = "500m",
+    unreachable_s: int | None = None,
+    start_limit_s: float = START_LIMIT_S,
 ) -> Iterator[TrainingJob]:
     """Run a training on the tests' cluster until the context ends; it shows steps at the beginning.
 
@@ -191,11 +197,16 @@ def training(
         nodes: number of its pods.
         steps: number of its last step; 0 to train without end.
         step_s: length of a step.
+        step_limit_s: seconds after which a rank that has not ended its step is killed.
         pod_security: level of Pod Security that the namespace enforces.
         as_root: True for containers of root; False for those of a user without any right.
         cpu_limit: CPU limit of a container, such as ``500m``; "" for none.
         shows_ranks: True to start the ranks by torchrun. False for a single process in each pod
             whose rank is in no variable: the pods of a StatefulSet only.
+        cpu: CPU that each pod requests.
+        unreachable_s: seconds for which pods stay on a machine of which the control plane does not
+            hear; None for those of the cluster, which are 300.
+        start_limit_s: seconds until its first steps.
     """
     with contextlib.ExitStack() as undone:
         if kind in ("jobset", "trainjob"):
@@ -219,11 +230,17 @@ def training(
         undone.enter_context(_enforced(pod_security))
         command = (_command if shows_ranks else _command_without_ranks)(job, nodes, steps, step_s)
         pod = _pod_spec(job, command, volumes, as_root=as_root)
+        (container,) = pod["containers"]
+        container["env"].append({"name": "STEP_LIMIT_S", "value": str(step_limit_s)})
+        # Without a request, any other process of a busy machine has 500 times the CPU time.
+        container["resources"] = {"requests": {"cpu": cpu}}
         if cpu_limit:
-            pod["containers"][0]["resources"]["limits"] = {"cpu": cpu_limit}
+            container["resources"]["limits"] = {"cpu": cpu_limit}
+        if unreachable_s is not None:
+            pod["tolerations"] = _tolerations(unreachable_s)
         undone.enter_context(cluster.created(*claims, *_manifests(job, nodes, pod)))
         try:
-            job.wait_for_step(2)
+            job.wait_for_step(2, start_limit_s)
         except AssertionError as error:
             error.add_note(job.logs())
             raise
@@ -251,8 +268,11 @@ def second_training(
     volumes = [
         {"name": volume, "hostPath": {"path": path}} for volume, path in _sources(shared).items()
     ]
-    pod = _pod_spec(second, nodes, 0, step_s, volumes, as_root=False)
-    pod["containers"][0]["env"].append({"name": "TRAINING_SEED", "value": str(seed)})
+    pod = _pod_spec(second, _command(second, nodes, 0, step_s), volumes, as_root=False)
+    pod["containers"][0]["env"] += [
+        {"name": "TRAINING_SEED", "value": str(seed)},
+        {"name": "STEP_LIMIT_S", "value": str(STEP_LIMIT_S)},
+    ]
     try:
         yield second, [cluster.whole(manifest) for manifest in _manifests(second, nodes, pod)]
     finally:
@@ -321,8 +341,6 @@ def _pod_spec(
         "command": command,
         "env": [{"name": key, "value": value} for key, value in variables.items()],
         "securityContext": {"runAsUser": 0, "runAsGroup": 0} if as_root else RESTRICTED,
-        # Without a request, any other process of a busy machine has 500 times the CPU time.
-        "resources": {"requests": {"cpu": "500m"}},
         "volumeMounts": [
             *mounts,
             {"name": "shared", "mountPath": SHARED},
@@ -343,6 +361,13 @@ def _pod_spec(
         "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}],
         "topologySpreadConstraints": [spread],
     }
+
+
+def _tolerations(seconds: int) -> list[dict[str, Any]]:
+    """Return for how long pods stay on a machine that is not ready."""
+    keys = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+    common = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
+    return [{"key": key, **common} for key in keys]
 
 
 def _labels(job: TrainingJob) -> dict[str, str]:

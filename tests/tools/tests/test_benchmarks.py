@@ -57,6 +57,15 @@ def test_a_quantile_is_a_measured_value(bars: Any) -> None:
         bars.quantile([], 0.5)
 
 
+def test_figures_of_hands_stand_beside_those_of_the_prototype() -> None:
+    hands = importlib.import_module("benchmarks.pods.hands")
+    bar = hands.bar_of("stopped", [0.01, 0.02, 0.03])
+    assert bar.measured.startswith("20.0 ms median, 30.0 ms worst of 3 (prototype: 13 ms")
+    assert (bar.limit, bar.met) == ("1 s", True)
+    assert hands.bar_of("stopped", [0.01, 2.0]).met is False
+    assert hands.bar_of("trip", [0.001]).met is None
+
+
 def test_spread_shows_milliseconds(bars: Any) -> None:
     assert bars.spread([0.1, 0.3, 0.2]) == "200 ms median, 300 ms worst of 3"
     many = bars.spread([number / 100 for number in range(1, 21)])

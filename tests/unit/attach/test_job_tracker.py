@@ -266,9 +266,12 @@ def test_a_silent_node_shows_in_its_pods() -> None:
     )
     changes = tracker.pod_event("MODIFIED", silent_pod(11), 40.0)
     assert NodeReadinessChanged(40.0, "node1", False, (LLAMA[1],)) in changes
+    tracker.pod_event("MODIFIED", stateful_pod(0, version=12), 50.0)
+    assert [place.silent_since_s for place in tracker.places().places] == [None, 40.0]
     assert [place.is_node_ready for place in tracker.places().places] == [True, False]
-    changes = tracker.pod_event("MODIFIED", stateful_pod(1, version=12, node="node1"), 60.0)
+    changes = tracker.pod_event("MODIFIED", stateful_pod(1, version=13, node="node1"), 60.0)
     assert NodeReadinessChanged(60.0, "node1", True, (LLAMA[1],)) in changes
+    assert [place.silent_since_s for place in tracker.places().places] == [None, None]
 
 
 def test_the_object_of_a_node_decides_whether_it_is_ready() -> None:

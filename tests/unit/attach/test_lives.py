@@ -14,6 +14,7 @@ from chaoskit.attach.run.lives import (
     Lingering,
     PodLife,
     is_end_proved,
+    is_left_behind,
     is_life_over,
     is_pod_over,
     present_life,
@@ -101,6 +102,21 @@ def test_a_life_whose_end_is_not_proved_goes_on(after: JobPlaces) -> None:
     """The processes of a silent machine, and of a pod that has time to end, may still run."""
     assert not is_life_over(after, LIFE.uid, LIFE.container_id, "train")
     assert not is_pod_over(after, "uid-a")
+
+
+SILENT = dataclasses.replace(POD, is_node_silent=True)
+
+
+def test_a_life_on_a_silent_machine_is_left_behind_by_a_successor_only() -> None:
+    successor = dataclasses.replace(POD, uid="uid-b", node="machine-3")
+    assert is_left_behind(places(successor, SILENT), LIFE)
+    assert why_over(places(successor, SILENT), LIFE, "train") == (
+        "the machine machine-2 of the pod llama-1 is silent"
+    )
+    for after in (places(SILENT), places(POD), places(successor, POD), places(successor)):
+        assert not is_left_behind(after, LIFE)
+    of_successor = LIFE._replace(uid="uid-b", machine="machine-3")
+    assert not is_left_behind(places(successor, SILENT), of_successor)
 
 
 def test_a_successor_in_the_place_does_not_end_a_pod_that_runs() -> None:

@@ -122,6 +122,29 @@ def test_a_job_that_stands_still_fails_with_its_empty_places(
     assert unfinished(run) == [why_standing(run)]
 
 
+SILENT = (10, Event.MACHINE_SILENT, {"machine": "worker-2"})
+SILENCE_ENDED = (15, Event.SILENCE_ENDED, {"machine": "worker-2"})
+
+
+@pytest.mark.parametrize(
+    ("records", "silent_s"),
+    [
+        ([SILENT], 13),
+        ([SILENT, SILENCE_ENDED], None),
+        ([SILENT, SILENCE_ENDED, (18, *SILENT[1:])], 5),
+        ([SILENT, (24, *SILENCE_ENDED[1:])], 13),  # the fault is undone after the run
+    ],
+)
+def test_a_job_that_stands_still_fails_with_its_silent_machines(
+    run_of: Callable[..., CommandRun], records: list[RunEvent], silent_s: int | None
+) -> None:
+    run = run_of(RunEnd.STALLED, 23, *STEPS, node1=records)
+    shown = why_standing(run).partition("(stalled_s)")[2]
+    words = f"; the machine worker-2 of llama-1 has been silent for {silent_s} s"
+    assert shown == ("" if silent_s is None else words)
+    assert goes_on(run).verdict is Verdict.FAILED
+
+
 def test_a_place_that_was_taken_again_is_not_empty(run_of: Callable[..., CommandRun]) -> None:
     life = {"uid": "u", "container_id": "c"}
     lives = [
