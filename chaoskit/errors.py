@@ -103,11 +103,15 @@ class HarnessError(ChaoskitError):
 
 
 class NodeUnreachable(HarnessError):
-    """A node does not answer, or is taken to be gone; its processes may still run."""
+    """A node does not answer, or is taken to be gone; its processes may still run.
 
+    Attributes:
+        may_have_acted: True if the node has got a request to act, and has not answered it.
+    """
 
-class RequestUnanswered(NodeUnreachable):
-    """A node has not answered a request to act: it may have acted."""
+    def __init__(self, text: str, *, may_have_acted: bool = False) -> None:
+        super().__init__(text)
+        self.may_have_acted = may_have_acted
 
 
 class CommandFailed(HarnessError):

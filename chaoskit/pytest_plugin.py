@@ -213,6 +213,7 @@ _TEXT_OPTIONS = (
     "docker_image",
     "attach",
     "watch",
+    "twin",
     "namespace",
     "hand_image",
     "save",

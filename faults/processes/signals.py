@@ -9,7 +9,7 @@ import contextlib
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 
-from chaoskit.errors import NodeUnreachable, RequestUnanswered
+from chaoskit.errors import NodeUnreachable
 from chaoskit.faults.evidence import NodeGone, ProcessEnded, WholeNode
 from chaoskit.faults.target import ProcessExit, Target
 from chaoskit.process import linux
@@ -34,8 +34,8 @@ def look_up(target: Target, node: str = "") -> list[Process]:
 def signal_all(processes: Iterable[Process], signum: int) -> None:
     """Send a signal to each process that still exists.
 
-    Raises HarnessError if a node cannot be reached: :class:`RequestUnanswered`, if a process of it has
-    got the signal.
+    Raises NodeUnreachable if their node cannot be reached; ``may_have_acted`` is True if one of them
+    has got the signal.
     """
     has_acted = False
     for process in processes:
@@ -45,8 +45,7 @@ def signal_all(processes: Iterable[Process], signum: int) -> None:
         except ProcessLookupError:  # ended with its parent meanwhile
             continue
         except NodeUnreachable as error:
-            if has_acted:
-                raise RequestUnanswered(str(error)) from None
+            error.may_have_acted |= has_acted
             raise
 
 

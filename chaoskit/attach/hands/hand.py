@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from chaoskit.errors import HarnessError, NodeUnreachable, RequestUnanswered
+from chaoskit.errors import HarnessError, NodeUnreachable
 
 #: Seconds in which a hand answers. It answers within milliseconds, and the API server is between.
 ANSWER_S = 10.0
@@ -120,8 +120,8 @@ class Hand:
 
         Raises:
             HandUnable: if the kernel or a tool refused.
-            NodeUnreachable: if the hand has ended.
-            RequestUnanswered: if it did not answer in time, or has ended meanwhile.
+            NodeUnreachable: if the hand has ended, or did not answer in time. ``may_have_acted`` is
+                True once the request was sent.
             HandRefused: if the hand refused the request as bad input.
         """
         return self.post(operation, **fields)(limit_s)
@@ -140,8 +140,8 @@ class Hand:
             raise NodeUnreachable(f"{self.name}: it has not answered for {QUERY_S:g} s")
         try:
             return self.ask(operation, limit_s=QUERY_S, **fields)
-        except RequestUnanswered as error:
-            raise NodeUnreachable(str(error)) from None
+        except NodeUnreachable as error:
+            raise NodeUnreachable(str(error)) from None  # a question is no act
 
     def post(self, operation: str, **fields: Any) -> Answer:
         """Send a request, and return a function that waits for its answer. Call that once.
@@ -165,7 +165,7 @@ class Hand:
             ticks: its start time, which no later process with this pid has.
 
         Raises:
-            HandUnable, NodeUnreachable, RequestUnanswered, HandRefused: as for :meth:`ask`.
+            HandUnable, NodeUnreachable, HandRefused: as for :meth:`ask`.
         """
         number = self._post("kill", {"pid": pid, "ticks": ticks})
         line = self._await_line(number, limit_s)
@@ -227,10 +227,10 @@ class Hand:
         finally:
             self._awaited.discard(number)
 
-    def _gone(self, operation: str, limit_s: float) -> RequestUnanswered:
+    def _gone(self, operation: str, limit_s: float) -> NodeUnreachable:
         """Return the error of a request without an answer."""
         why = self._end_reason or f"it did not answer {operation} within {limit_s:g} s"
-        return RequestUnanswered(f"{self.name}: {why}")
+        return NodeUnreachable(f"{self.name}: {why}", may_have_acted=True)
 
     def _send(self, number: int, operation: str, fields: Mapping[str, Any]) -> None:
         """Send a request. Raises NodeUnreachable if the stream has ended."""

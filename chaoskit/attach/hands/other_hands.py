@@ -1,8 +1,8 @@
 """The hands of another run in the pods of a job. Two runs at the same time would disturb each other.
 
-A run looks twice: before it starts hands, and once they stand. Of two runs that start together, the
-one whose hand comes first in the pod goes on: the API server puts each new ephemeral container at
-the end of the pod's list, which both read.
+A run looks twice: for containers of hands before it starts its own, and for their processes once its
+own stand. Hands by exec are such processes, too, without a container. Of two runs that start together,
+the one whose hand began first goes on: each sees all hands that began before its own.
 
 -> attach/hands/hand_container.py: the containers. attach/run/substrate.py looks for them.
 """
@@ -14,23 +14,25 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from chaoskit.attach.hands.hand_container import PREFIX, PROCESSES, hand_status
+from chaoskit.attach.hands.hand import Hand
+from chaoskit.attach.hands.hand_container import PREFIX, hand_status
+from chaoskit.hand import PROGRAM_NAME
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 
 #: Seconds in which hands end by themselves after their run was killed. The kubelet reports it then.
 ENDING_S = 12.0
 _LOOK_S = 0.25
 _REMEDY = (
-    "wait until the run that acts in it has ended: {container} in the pod {pod} is a hand that "
-    "runs. The hands of a run that was killed end by themselves within 10 s"
+    "wait until the run that acts in it has ended: {hand} in the pod {pod} is a hand that runs. "
+    "The hands of a run that was killed end by themselves within 10 s"
 )
 
 
 class OtherHand(NamedTuple):
-    """A hand of another run, by its pod and its container."""
+    """A hand of another run, by its pod and its container or process."""
 
     pod: str
-    container: str
+    hand: str
 
     @property
     def remedy(self) -> str:
@@ -40,29 +42,24 @@ class OtherHand(NamedTuple):
 
 def running_hands(pod: Mapping[str, Any]) -> list[str]:
     """Return the names of the containers of hands that run in a pod."""
-    return [name for name in _hands(pod, PREFIX) if hand_status(pod, name).is_running]
+    containers = pod["spec"].get("ephemeralContainers") or ()
+    names = [str(entry["name"]) for entry in containers]
+    return [name for name in names if name.startswith(PREFIX) and hand_status(pod, name).is_running]
 
 
-def earlier_hand(pod: Mapping[str, Any], own: str) -> str:
-    """Return the hand on processes before another one in the list of a pod; "" for none.
-
-    One that may still start counts, too. Hands that have ended, or cannot start, do not.
+def earlier_hand(hello: Mapping[str, Any]) -> int | None:
+    """Return the pid of a hand that began before the run's own one; None if there is none.
 
     Args:
-        pod: the object of the pod.
-        own: name of the container of the run's own hand on processes.
+        hello: the answer of the run's own hand on processes to ``hello``.
     """
-    for name in _hands(pod, f"{PREFIX}{PROCESSES}-"):
-        if name == own:
-            return ""
-        if not hand_status(pod, name).problem:
-            return name
-    return ""
-
-
-def container_of(hand: str) -> str:
-    """Return the name of the container of a hand, with which the name of the hand begins."""
-    return hand.partition(" ")[0]
+    hands = {
+        int(process["pid"]): (int(process["ticks"]), int(process["pid"]))
+        for process in hello["processes"]
+        if process["name"] == PROGRAM_NAME
+    }
+    first_pid = min(hands, key=lambda pid: hands[pid], default=hello["pid"])
+    return None if first_pid == hello["pid"] else first_pid
 
 
 def find_running_hand(
@@ -90,20 +87,23 @@ def find_running_hand(
     return None
 
 
-def find_earlier_hand(api: KubernetesApi, pod: str, own: str) -> OtherHand | None:
-    """Return the hand of another run that comes before the one of this run in a pod.
+def find_earlier_hand(hand: Hand, pod: str, *, limit_s: float = ENDING_S) -> OtherHand | None:
+    """Return a hand of another run that began before the one of this run, and runs after a while.
 
     Args:
-        api: client of the namespace of the pod.
-        pod: name of the pod.
-        own: name of the container of the run's own hand on processes.
+        hand: the run's own hand on processes.
+        pod: name of its pod.
+        limit_s: seconds in which the other one may end.
 
     Raises:
-        ApiError: if the server does not answer.
+        NodeUnreachable: if the own hand does not answer.
     """
-    pod_object = present_pod(api, pod)
-    name = earlier_hand(pod_object, own) if pod_object is not None else ""
-    return OtherHand(pod, name) if name else None
+    until_s = time.monotonic() + limit_s
+    while (pid := earlier_hand(hand.ask("hello"))) is not None:
+        if time.monotonic() > until_s:
+            return OtherHand(pod, f"process {pid}")
+        time.sleep(_LOOK_S)
+    return None
 
 
 def present_pod(api: KubernetesApi, name: str) -> Mapping[str, Any] | None:
@@ -114,9 +114,3 @@ def present_pod(api: KubernetesApi, name: str) -> Mapping[str, Any] | None:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
         return None
-
-
-def _hands(pod: Mapping[str, Any], prefix: str) -> list[str]:
-    """Return the names of the ephemeral containers with a prefix, in the order of their creation."""
-    containers = pod["spec"].get("ephemeralContainers") or ()
-    return [str(entry["name"]) for entry in containers if entry["name"].startswith(prefix)]

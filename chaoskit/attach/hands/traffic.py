@@ -19,7 +19,7 @@ from chaoskit.attach.hands.pod_rules import (
     narrowed_nodes,
     why_not,
 )
-from chaoskit.errors import HarnessError, NodeUnreachable, RequestUnanswered
+from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.substrate.core.actions import Action, Applied
 from chaoskit.substrate.core.traffic import Block, Narrow, Way
 
@@ -338,7 +338,12 @@ class HandEffects:
             self.lift()
             # rules of a hand that did not answer may drop packets until their time is over
             raise next(
-                (error for error in errors if isinstance(error, RequestUnanswered)), errors[0]
+                (
+                    error
+                    for error in errors
+                    if isinstance(error, NodeUnreachable) and error.may_have_acted
+                ),
+                errors[0],
             )
         with self._lock:
             keep(self)

@@ -16,7 +16,6 @@ from chaoskit.attach.hands.hand_container import NETWORK, PROCESSES, HandMeans, 
 from chaoskit.attach.hands.load import HandLoad
 from chaoskit.attach.hands.other_hands import (
     OtherHand,
-    container_of,
     find_earlier_hand,
     find_running_hand,
 )
@@ -161,8 +160,7 @@ class AttachedSubstrate:
             raise HarnessError("; ".join(problems[:3]))
         first_node = self._nodes[min(self._nodes)]  # of both runs
         if (pod := first_node.pod) is not None:
-            own = container_of(first_node.hand(PROCESSES).name)
-            self._require_none(find_earlier_hand(self._api, pod.name, own))
+            self._require_none(find_earlier_hand(first_node.hand(PROCESSES), pod.name))
 
     def ranks(self) -> dict[int, str]:
         """Return rank -> node, as the processes of the job show them, or else its logs.

@@ -467,7 +467,8 @@ class CommandFollower:
             if seat is None or any(target.worker == _worker_name(seat) for _, target in strikes):
                 continue  # struck as soon as the process is started again
             struck_ranks = [rank for rank in named_ranks(injection.fault) if rank in seats_by_rank]
-            struck_nodes = [seat.node, *(seats_by_rank[rank].node for rank in struck_ranks)]
+            other_nodes = (seats_by_rank[rank].node for rank in struck_ranks)
+            struck_nodes = list(dict.fromkeys([seat.node, *other_nodes]))
             if reason := self._cluster.why_spared(struck_nodes, injection.fault.needs):
                 injection.miss(f"guard rails forbid it: {reason}")
                 continue

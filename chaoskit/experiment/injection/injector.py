@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.errors import BadInput, FaultBroken, HarnessError, NodeUnreachable, RequestUnanswered
+from chaoskit.errors import BadInput, FaultBroken, HarnessError, NodeUnreachable
 from chaoskit.experiment.injection.injection import Injection, InjectionState
 from chaoskit.faults.base import Fault, fault_id
 from chaoskit.faults.evidence import Evidence
@@ -192,7 +192,7 @@ class Injector:
         """
         if self._is_closing or not self._is_patient:
             self._fail(injection, target, error)
-        elif not injection.is_journalled and not isinstance(error, RequestUnanswered):
+        elif not injection.is_journalled and not error.may_have_acted:
             injection.return_to_planned(str(error))
         elif not injection.evidence:
             self._record_strike(injection, target)

@@ -174,10 +174,10 @@ def burner_plan(runnable: float, limit_cores: float, cores: float) -> BurnerPlan
         limit_cores: limit of all together, as a number of CPUs.
         cores: number of CPUs that the others keep.
     """
-    wanted = runnable * (limit_cores / cores - 1)
+    needed_cpus = runnable * (limit_cores / cores - 1)
     most = min(_BURNERS_MAX, max(_BURNERS_MIN, round(_BURNERS_FOR_CPU * limit_cores)))
-    count = min(most, max(1, math.ceil(wanted)))
-    return BurnerPlan(count, min(1.0, wanted / count))
+    count = min(most, max(1, math.ceil(needed_cpus)))
+    return BurnerPlan(count, min(1.0, needed_cpus / count))
 
 
 def is_effect(former: CpuRates, latest: CpuRates) -> bool:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.attach.hands.other_hands import container_of, earlier_hand, running_hands
+from chaoskit.attach.hands.other_hands import earlier_hand, running_hands
+from chaoskit.hand import PROGRAM_NAME
 
 RUNNING = {"running": {}}
 ENDED = {"terminated": {"exitCode": 0}}
-WAITING = {"waiting": {"reason": "ContainerCreating"}}
-NO_IMAGE = {"waiting": {"reason": "ImagePullBackOff"}}
-OWN = "chaoskit-hand-processes-b"
 
 
 def pod(**states: dict[str, Any]) -> dict[str, Any]:
@@ -40,48 +37,49 @@ def test_only_running_hands_of_ours_refuse_a_run() -> None:
     assert running_hands({"spec": {}, "status": {}}) == []
 
 
-@pytest.mark.parametrize(
-    ("state", "counts"),
-    [(RUNNING, True), (WAITING, True), ({}, True), (ENDED, False), (NO_IMAGE, False)],
+def hello(own_pid: int, **processes: tuple[int, int]) -> dict[str, Any]:
+    """Return the answer of a hand, given the pid and the start time of processes by their letter.
+
+    ``x`` is the training, and the others are hands.
+    """
+    listed = [
+        {"pid": pid, "ticks": ticks, "name": "python3" if letter == "x" else PROGRAM_NAME}
+        for letter, (pid, ticks) in processes.items()
+    ]
+    return {"pid": own_pid, "processes": listed}
+
+
+def test_only_a_hand_that_began_before_counts() -> None:
+    assert earlier_hand(hello(9, x=(1, 50), b=(9, 70))) is None
+    assert earlier_hand(hello(9, x=(1, 50), b=(9, 70), a=(12, 71))) is None
+    assert earlier_hand(hello(9, x=(1, 50), b=(9, 70), a=(12, 69))) == 12
+    assert earlier_hand(hello(9, x=(1, 50), b=(9, 70), a=(8, 70))) == 8, "of one tick"
+    assert earlier_hand(hello(9, x=(1, 50))) is None, "a hand that sees no hand"
+
+
+@given(
+    st.permutations(["a", "a", "b", "b"]),
+    st.tuples(st.integers(0, 1), st.integers(0, 1)),
+    st.permutations([5, 6]),
 )
-def test_an_earlier_hand_counts_unless_it_has_ended_or_cannot_start(
-    state: dict[str, Any], counts: bool
+def test_of_two_runs_exactly_one_goes_on(
+    turns: list[str], pauses: tuple[int, int], pids: list[int]
 ) -> None:
-    earlier = pod(chaoskit_hand_processes_a=state, chaoskit_hand_processes_b=RUNNING)
-    assert bool(earlier_hand(earlier, OWN)) == counts
-    assert not earlier_hand(earlier, "chaoskit-hand-processes-a")
+    """Each run starts its hand, and looks for an earlier one; in any interleaving.
 
-
-def test_hands_that_find_a_user_or_are_on_the_network_do_not_count() -> None:
-    """Each run has exactly one hand on processes in a pod, which makes an order."""
-    others = pod(
-        chaoskit_hand_user_a=RUNNING,
-        chaoskit_hand_network_a=RUNNING,
-        chaoskit_hand_processes_b=RUNNING,
-        chaoskit_hand_processes_a=WAITING,
-    )
-    assert not earlier_hand(others, OWN)
-
-
-@given(st.permutations(["a"] * 3 + ["b"] * 3))
-def test_of_two_runs_exactly_one_goes_on(turns: list[str]) -> None:
-    """Each run creates its hand, sees it run, and looks for an earlier one; in any interleaving."""
-    states: dict[str, dict[str, Any]] = {}
-    steps = dict.fromkeys("ab", 0)
+    Pids may begin again at low numbers, and two starts may fall into one tick of the clock.
+    """
+    pid_of, pause_of = dict(zip("ab", pids, strict=True)), dict(zip("ab", pauses, strict=True))
+    hands: dict[str, tuple[int, int]] = {}
     refused: dict[str, bool] = {}
+    now_ticks = 100
     for run in turns:
-        name = f"chaoskit_hand_processes_{run}"
-        if steps[run] == 0:
-            states[name] = WAITING
-        elif steps[run] == 1:
-            states[name] = RUNNING
+        if run not in hands:
+            now_ticks += pause_of[run] or bool(hands)
+            hands[run] = (pid_of[run], now_ticks)
         else:
-            own = name.replace("_", "-")
-            refused[run] = bool(earlier_hand(pod(**states), own))
-            states[name] = ENDED if refused[run] else RUNNING
-        steps[run] += 1
+            refused[run] = earlier_hand(hello(pid_of[run], **hands)) is not None
+            if refused[run]:
+                hands.pop(run)
+                hands[run] = (pid_of[run], now_ticks + 1000)  # it has ended
     assert sorted(refused.values()) == [False, True]
-
-
-def test_the_container_of_a_hand_is_the_first_word_of_its_name() -> None:
-    assert container_of(f"{OWN} in llama-0") == OWN
