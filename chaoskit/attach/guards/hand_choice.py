@@ -11,7 +11,7 @@ from typing import Literal
 
 from chaoskit.attach.hands.hand_container import EXEC, NETWORK, PROCESSES, HandMeans
 from chaoskit.errors import BadInput
-from chaoskit.faults import Fault, Preempt
+from chaoskit.faults import Bandwidth, Fault, Preempt
 from chaoskit.substrate.core.actions import (
     Action,
     BreakDisk,
@@ -80,6 +80,7 @@ _NO_PREEMPT = (
     "use DeletePod(grace_s=...), whose notice comes from the kubelet, or PreemptPod: "
     "the first process of a container may ignore signals of a hand"
 )
+_NO_WAY = "use per_peer=False: a hand limits all that a pod sends, not a part of it"
 _NO_NETWORK = "name an image of hands: a hand by exec has no right to change the pod's network"
 #: Actions by which a node that is lost in silence ends, besides the silence itself.
 _LOSS: frozenset[type[Action]] = frozenset({ContainerCrash, PodDeletion})
@@ -110,6 +111,8 @@ def hand_of(fault: Fault, means: HandMeans = _BY_IMAGE) -> frozenset[FaultHand]:
         raise BadInput("faults", str(fault), f"{_ALTERNATIVES}, {remedy}")
     if isinstance(fault, Preempt):
         raise BadInput("faults", str(fault), _NO_PREEMPT)
+    if isinstance(fault, Bandwidth) and fault.per_peer:
+        raise BadInput("faults", str(fault), _NO_WAY)
     hands = frozenset(by_action[action] for action in actions_of(fault)) or frozenset({PROCESSES})
     if NETWORK in hands and means.by_exec and means.image is None:
         raise BadInput("faults", str(fault), _NO_NETWORK)

@@ -6,29 +6,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.cluster.network import COORDINATOR
-from chaoskit.substrate.core.actions import Action
-from chaoskit.substrate.core.traffic import Block, Degrade, Narrow, Unplug, Way
+from chaoskit.substrate.core.traffic import Block, Narrow, Way
 
 IN, OUT = "in", "out"
 #: Operations of the hand that each kind of action needs.
-_OPERATIONS: dict[type[Action], tuple[str, ...]] = {
-    Block: ("cut", "loss", "refuse"),
-    Narrow: ("bandwidth",),
-}
-#: Operations that ``hello`` tries: a limit of bandwidth needs a table of rules, as a cut does.
-_TRIALS: dict[type[Action], tuple[str, ...]] = {
-    Block: _OPERATIONS[Block],
-    Narrow: ("cut",),
-}
-_NOT_BY_HANDS: dict[type[Action], str] = {
-    Degrade: "a hand does not delay packets: use Loss or Bandwidth",
-    Unplug: "the link of a pod stays up, as no hand takes it down: use Cut",
-}
 _NO_WAY = "no way between two nodes is left without the coordinator, which no attached job has"
 
 
@@ -44,26 +30,6 @@ class PodRules(NamedTuple):
     node: str
     peers: tuple[str, ...]
     directions: tuple[str, ...]
-
-
-def why_not(action: type[Action], hello: Mapping[str, Any]) -> str:
-    """Return why a network hand cannot carry out a kind of action; "" if nothing is against it.
-
-    Args:
-        action: the kind of action.
-        hello: the hand's answer to ``hello``. It has tried rules, but no limit of bandwidth.
-    """
-    if action not in _OPERATIONS:
-        return _NOT_BY_HANDS.get(action, f"a network hand does not carry out {action.__name__}")
-    for operation in _OPERATIONS[action]:
-        if operation not in hello["operations"]:
-            return (
-                f"the hand lacks the operation {operation}: use the image of this chaoskit version"
-            )
-    for operation in _TRIALS[action]:
-        if refusal := hello["unable"].get(operation):
-            return f"{refusal['reason']}: {refusal['remedy']}"
-    return ""
 
 
 def block_rules(change: Block) -> list[PodRules]:
@@ -120,29 +86,15 @@ def rules_of_ways(ways: Iterable[Way]) -> list[PodRules]:
     return rules
 
 
-def narrowed_nodes(change: Narrow, nodes: Sequence[str]) -> list[str]:
+def narrowed_nodes(change: Narrow) -> list[str]:
     """Return the nodes whose pods send with a limit.
 
-    Args:
-        change: the change. Ways are possible if those of each source go to all other nodes.
-        nodes: all nodes of the job; empty for those that the ways name.
-
     Raises:
-        HarnessError: if hands cannot make the change, or no node is named.
+        HarnessError: if ways are to be limited, or no node is named.
     """
-    ways = _existing(change.ways)
-    every_node = set(nodes) or {station for way in ways for station in way}
-    targets: dict[str, set[str]] = {}
-    for source, target in ways:
-        targets.setdefault(source, set()).add(target)
-    for source, own_targets in targets.items():
-        if missing := sorted(every_node - own_targets - {source}):
-            raise HarnessError(
-                f"a hand limits all that {source} sends, not only a part: leave out per_peer,"
-                f" or add the ways to {', '.join(missing)}"
-            )
-    stations = [*change.stations, *targets]
-    if not (narrowed := [node for node in dict.fromkeys(stations) if node != COORDINATOR]):
+    if change.ways:
+        raise HarnessError("a hand limits all that a pod sends, not a part of it")
+    if not (narrowed := [node for node in dict.fromkeys(change.stations) if node != COORDINATOR]):
         raise HarnessError(f"{_NO_WAY}: name nodes")
     return narrowed
 

@@ -17,7 +17,6 @@ from chaoskit.attach.hands.pod_rules import (
     block_rules,
     count_of,
     narrowed_nodes,
-    why_not,
 )
 from chaoskit.errors import HarnessError, NodeUnreachable
 from chaoskit.substrate.core.actions import Action, Applied
@@ -62,7 +61,6 @@ class HandTraffic:
         hand: returns the standing network hand in the pod of a node. It raises NodeUnreachable or
             HarnessError if there is none.
         address: returns the IP address of a node's pod; raises NodeUnreachable if it has none.
-        nodes: all nodes of the job; those that a change names, if left out.
         lasts_s: time to live of an effect in seconds.
     """
 
@@ -73,10 +71,9 @@ class HandTraffic:
         hand: Callable[[str], Hand],
         address: Callable[[str], str],
         *,
-        nodes: Sequence[str] = (),
         lasts_s: float = LASTS_S,
     ) -> None:
-        self._hand, self._address, self._nodes = hand, address, tuple(nodes)
+        self._hand, self._address = hand, address
         self._lasts_s = lasts_s
         self._lock = (
             threading.Lock()
@@ -84,14 +81,6 @@ class HandTraffic:
         self._applied: list[HandEffects] = []
         self._closing = threading.Event()
         self._extender: threading.Thread | None = None
-
-    def why_not(self, action: type[Action], node: str) -> str:
-        """Return why the hand of a node cannot carry out a kind of action; "" if it can.
-
-        Raises:
-            HarnessError: if the node has no hand, or its hand does not answer.
-        """
-        return why_not(action, self._hand(node).ask("hello"))
 
     def apply(self, node: str, action: Action) -> Applied:
         """Carry out an action in the pods that it names.
@@ -165,8 +154,7 @@ class HandTraffic:
     def _narrow(self, change: Narrow) -> list[PodEffect]:
         rate_bit_s = round(change.bits_per_s)
         return [
-            self._part(node, "bandwidth", rate_bit_s=rate_bit_s)
-            for node in narrowed_nodes(change, self._nodes)
+            self._part(node, "bandwidth", rate_bit_s=rate_bit_s) for node in narrowed_nodes(change)
         ]
 
     def _part(self, node: str, operation: str, **fields: Any) -> PodEffect:

@@ -255,7 +255,6 @@ class AttachedSubstrate:
             HandTraffic(
                 lambda node: nodes[node].hand(NETWORK),
                 lambda node: nodes[node].address(),
-                nodes=list(nodes),
             ),
             HandThrottle(lambda node: nodes[node].hand(PROCESSES)),
             HandLoad(lambda node: nodes[node].hand(PROCESSES)),

@@ -20,7 +20,7 @@ from support.waiting import stays, wait_until
 
 from chaoskit.attach.hands.traffic import HandTraffic
 from chaoskit.errors import HarnessError, NodeUnreachable
-from chaoskit.substrate.core.traffic import Block, Degrade, Narrow, between, towards
+from chaoskit.substrate.core.traffic import Block, Narrow, between, towards
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"packets: {WHY_NOT}")
 LASTS_S = 2.0
@@ -296,9 +296,3 @@ def test_a_limit_of_a_killed_hand_is_not_reported_as_lifted(nodes: JobNodes) -> 
         nodes.process("a").kill()
         assert not applied.lift()
         assert "tbf" in nodes.run("a", "tc", "qdisc", "show", "dev", "eth0")
-
-
-def test_the_hand_tells_what_it_can_carry_out(nodes: JobNodes) -> None:
-    with backend(nodes) as traffic:
-        assert traffic.why_not(Block, "a") == traffic.why_not(Narrow, "a") == ""
-        assert "use Loss" in traffic.why_not(Degrade, "a")

@@ -23,6 +23,7 @@ from chaoskit.attach.hands.hand_container import EXEC, HandImage, HandMeans
 from chaoskit.errors import BadInput
 from chaoskit.faults import (
     CATALOGUE,
+    Bandwidth,
     Cut,
     DeletePod,
     Fault,
@@ -110,6 +111,8 @@ def test_facts_of_the_classes_decide() -> None:
     assert not strikes_machine(Kill(rank=1, at_step=2))
     with pytest.raises(BadInput, match="inside a process"):
         hand_of(Hang(rank=1, at_step=2, how="gil"))
+    with pytest.raises(BadInput, match="all that a pod sends"):
+        hand_of(Bandwidth(rank=1, at_step=2, per_peer=True))
 
 
 def test_a_hand_by_exec_acts_on_processes_and_never_on_the_network() -> None:
