@@ -24,7 +24,8 @@ from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.api.rights import of_twin_object
 from chaoskit.substrate.undo import CommandEntry, UndoLog
 
-#: Annotation of each object, which tells it from another one that got its name meanwhile.
+#: Label of each object, which tells it from another one that got its name meanwhile. Its value is
+#: that of a run.
 MARK = "chaoskit.dev/twin"
 #: Seconds in which the server may still carry out the last request of a killed process.
 _MAY_COME_S = 3.0
@@ -162,15 +163,15 @@ def _uid(api: KubernetesApi, target: TwinObject, mark: str) -> str:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
         return ""
-    is_own = (metadata.get("annotations") or {}).get(MARK) == mark
+    is_own = (metadata.get("labels") or {}).get(MARK) == mark
     return str(metadata["uid"]) if is_own else ""
 
 
 def _marked(manifest: Manifest, mark: str) -> dict[str, Any]:
     """Return a manifest with the mark."""
     metadata = manifest["metadata"]
-    annotations = {**(metadata.get("annotations") or {}), MARK: mark}
-    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+    labels = {**(metadata.get("labels") or {}), MARK: mark}
+    return {**manifest, "metadata": {**metadata, "labels": labels}}
 
 
 def _undo(arguments: Mapping[str, Any]) -> None:

@@ -84,7 +84,7 @@ class Cluster:
         if path in self.objects:
             return refusal(409, f"{path} already exists")
         made = {**body, "metadata": {**body["metadata"], "uid": f"uid-{len(self.objects)}"}}
-        if MARK in (made["metadata"].get("annotations") or {}):  # a dry run has none
+        if MARK in (made["metadata"].get("labels") or {}):  # a dry run has none
             self.objects[path] = made
         return 201, made
 
@@ -186,7 +186,7 @@ def test_the_others_are_deleted_if_one_cannot_be(cluster: Cluster) -> None:
 def test_the_program_of_the_guard_deletes_its_own_objects_alone(
     cluster: Cluster, mark: str, left: list[str]
 ) -> None:
-    metadata = {"name": "twin", "uid": "u", "annotations": {MARK: "m1"}}
+    metadata = {"name": "twin", "uid": "u", "labels": {MARK: "m1"}}
     cluster.objects[f"{SETS}/twin"] = {"metadata": metadata}
     arguments = {"objects": [OBJECTS[1]], "mark": mark, "server": cluster.api.server}
     words = [json.dumps(arguments | cluster.api.arguments)]
