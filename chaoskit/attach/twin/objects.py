@@ -107,23 +107,44 @@ def created(
 
     Raises:
         ApiError: if the server refuses one of them, or does not answer. It may also be raised at
-            the end, if an object could not be deleted. Its undo entry stays then.
+            the end, if an object could not be deleted. Its undo entry stays then, as it does if a
+            creation got no answer, and no object was there to delete: it may appear later.
         HarnessError: if the undo log cannot be written.
     """
     mark = secrets.token_hex(8)
     arguments = {"objects": objects, "mark": mark, "server": api.server, **api.arguments}
     command = [sys.executable, "-m", __name__, json.dumps(arguments)]
     entry = undo.plan(CommandEntry(shlex.join(command)))
+    unanswered: TwinObject | None = None
     try:
         for manifest, target in zip(manifests, objects, strict=True):
-            api.create_new(target.path, _marked(manifest, mark))
+            unanswered = target
+            try:
+                api.create_new(target.path, _marked(manifest, mark))
+            except ApiError as error:
+                unanswered = None if error.is_refusal else target
+                raise
+            unanswered = None
         yield
     finally:
-        with contextlib.ExitStack() as deleted:  # also the others, if one cannot be deleted
-            for target in objects:
-                deleted.callback(delete_marked, api, target, mark)
-        entry.done()
+        existing = _delete_all(api, objects, mark)
+        if unanswered is None or unanswered in existing:
+            entry.done()
         await_gone(api, objects, mark)
+
+
+def _delete_all(api: KubernetesApi, objects: Sequence[TwinObject], mark: str) -> set[TwinObject]:
+    """Delete objects, and return those that exist. Raises ApiError after the last one."""
+    existing: set[TwinObject] = set()
+
+    def delete(target: TwinObject) -> None:
+        if delete_marked(api, target, mark):
+            existing.add(target)
+
+    with contextlib.ExitStack() as deleted:  # also the others, if one cannot be deleted
+        for target in objects:
+            deleted.callback(delete, target)
+    return existing
 
 
 def delete_marked(api: KubernetesApi, target: TwinObject, mark: str) -> bool:

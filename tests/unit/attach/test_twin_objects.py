@@ -158,6 +158,25 @@ def test_the_objects_exist_inside_the_context_alone(cluster: Cluster) -> None:
     assert len(cluster.server.requests) == count  # nothing was left to undo
 
 
+@pytest.mark.parametrize(
+    ("answer", "is_undone"), [((201, lambda write: None), True), (refusal(422, "Invalid"), False)]
+)
+def test_an_object_that_appears_after_an_unanswered_creation_is_deleted(
+    cluster: Cluster, answer: tuple[int, Any], is_undone: bool
+) -> None:
+    """The answer is lost, and nothing is there to delete yet. A refused object never appears."""
+    undo = UndoLog()
+    cluster.answers["POST", SETS] = answer
+    with pytest.raises(ApiError), created(cluster.api, MANIFESTS, OBJECTS, undo):
+        raise AssertionError
+    assert cluster.objects == {}
+    ((_, _, late),) = [request for request in cluster.server.requests if request[1] == SETS]
+    late["metadata"]["uid"] = "late"
+    cluster.objects[f"{SETS}/twin"] = late
+    undo.close()
+    assert bool(cluster.objects) is not is_undone
+
+
 def test_an_object_that_another_one_has_made_meanwhile_is_left_alone(cluster: Cluster) -> None:
     """The first object is made, and deleted again."""
     foreign = {"metadata": {"name": "twin", "uid": "foreign"}}
