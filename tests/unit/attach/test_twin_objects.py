@@ -6,16 +6,20 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.jobs.found import found_job
 from support.nodes.api_server import ApiServer, api_server, refusal
 
+from chaoskit import LogPatterns
 from chaoskit.attach.jobs.reference import parse_reference
+from chaoskit.attach.twin.cache import JobTwins
 from chaoskit.attach.twin.manifests import TwinManifests
 from chaoskit.attach.twin.objects import MARK, TwinObject, created, require_creatable
+from chaoskit.attach.twin.run import SecondJob, TwinPlan
 from chaoskit.errors import BadInput
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.undo import UndoLog
@@ -143,6 +147,19 @@ def test_a_refusal_of_the_server_is_passed_on(
     with pytest.raises(BadInput, match=part) as refused:
         require_creatable(cluster.api, twin_of(*MANIFESTS))
     assert refused.value.field == "twin"
+
+
+def test_a_second_job_that_writes_to_storage_of_the_job_is_refused(cluster: Cluster) -> None:
+    container = {"name": "trainer", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    volumes = [{"name": "data", "hostPath": {"path": "/data/llama"}}]
+    pod_spec = {"containers": [container], "volumes": volumes}
+    running = found_job()
+    pods = tuple({**pod, "spec": pod_spec} for pod in running.listing.pods)
+    job = replace(running, listing=replace(running.listing, pods=pods))
+    second = {**MANIFESTS[1], "spec": {"template": {"spec": pod_spec}}}
+    plan = TwinPlan(twin_of(second), LogPatterns(step=r"step (\d+)"), "", 0, 60.0)
+    with pytest.raises(BadInput, match="give StatefulSet twin storage of its own"):
+        SecondJob(cluster.api, job, plan, JobTwins())
 
 
 def test_the_objects_exist_inside_the_context_alone(cluster: Cluster) -> None:
