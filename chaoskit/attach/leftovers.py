@@ -1,6 +1,7 @@
-"""Leftovers of hands in the pods of a namespace, of which some cannot be removed.
+"""Leftovers of attached runs in a namespace: hands in pods, and objects of second jobs.
 
 -> attach/hands/hand_container.py: the containers. attach/doctor/: throw-away pods.
+attach/twin/objects.py: the objects, and what deletes them when a run ends.
 cli/machine/cleanup.py prints the leftovers.
 """
 
@@ -8,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from chaoskit.attach.doctor.trial_pod import COMPONENT, COMPONENT_LABEL
 from chaoskit.attach.hands.hand_container import PREFIX
+from chaoskit.attach.twin.objects import MARK
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.api.rights import JOB_RESOURCES
 from chaoskit.substrate.kubernetes.pods.state import has_ended
+
+#: Resources and groups of the objects of second jobs that are looked for, by kind.
+_TWIN_RESOURCES = {**JOB_RESOURCES, "Service": ("services", "")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,21 @@ class LeftHands:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftTwinObject:
+    """An object of a second job. The run that made it may still need it, also on another machine.
+
+    Attributes:
+        kind: its kind.
+        name: its name.
+        resource: the resource with its group, as kubectl names it.
+    """
+
+    kind: str
+    name: str
+    resource: str
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceLeftovers:
     """The leftovers in a namespace.
 
@@ -42,18 +64,23 @@ class NamespaceLeftovers:
         hands: the containers of hands, for each pod that has any.
         removed_pods: names of the ended throw-away pods that were deleted.
         problem: why its pods are not known, or one was not deleted; "" for none.
+        twin_objects: the objects of second jobs.
+        twin_problem: why these are not all known; "" if they are.
     """
 
     namespace: str
     hands: tuple[LeftHands, ...] = ()
     removed_pods: tuple[str, ...] = ()
     problem: str = ""
+    twin_objects: tuple[LeftTwinObject, ...] = ()
+    twin_problem: str = ""
 
 
 def clean_namespace(api: KubernetesApi) -> NamespaceLeftovers:
     """Delete ended throw-away pods in the namespace of a client, and return what is left.
 
-    A throw-away pod that has not ended may be in use. The cluster ends it within 10 minutes.
+    A throw-away pod that has not ended may be in use. The cluster ends it within 10 minutes. Objects
+    of second jobs may be in use without end, so none is deleted.
     """
     removed: list[str] = []
     try:
@@ -67,7 +94,35 @@ def clean_namespace(api: KubernetesApi) -> NamespaceLeftovers:
     except ApiError as error:
         return NamespaceLeftovers(api.namespace, (), tuple(removed), str(error))
     present = [pod for pod in pods if pod["metadata"]["name"] not in removed]
-    return NamespaceLeftovers(api.namespace, tuple(left_hands(present)), tuple(removed))
+    hands = tuple(left_hands(present))
+    twin_objects: list[LeftTwinObject] = []
+    problem = ""
+    for kind in _TWIN_RESOURCES:
+        try:
+            twin_objects += _twin_objects(api, kind)
+        except ApiError as error:
+            problem = problem or str(error)
+    return NamespaceLeftovers(
+        api.namespace,
+        hands,
+        tuple(removed),
+        twin_objects=tuple(twin_objects),
+        twin_problem=problem,
+    )
+
+
+def _twin_objects(api: KubernetesApi, kind: str) -> list[LeftTwinObject]:
+    """Return the objects of second jobs of a kind. Raises ApiError."""
+    resource = ".".join(filter(None, _TWIN_RESOURCES[kind]))
+    try:
+        return [
+            LeftTwinObject(kind, manifest["metadata"]["name"], resource)
+            for manifest in api.find(kind, MARK)
+        ]
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:  # the cluster has no such kind
+            raise
+        return []
 
 
 def left_hands(pods: Iterable[Mapping[str, Any]]) -> list[LeftHands]:
@@ -100,6 +155,14 @@ def describe_hands(left: LeftHands) -> list[str]:
             " a hand whose run is gone ends by itself within 10 s"
         )
     return lines
+
+
+def describe_twin_object(left: LeftTwinObject, namespace: str) -> str:
+    """Return a line about an object of a second job, with the command that deletes it."""
+    return (
+        f"{left.kind} {left.name}: belongs to the second job of a run (--twin), which may go on;"
+        f" if that run is gone: kubectl --namespace {namespace} delete {left.resource} {left.name}"
+    )
 
 
 def _has_ended(pod: Mapping[str, Any], name: str) -> bool:

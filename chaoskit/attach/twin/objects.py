@@ -24,7 +24,8 @@ from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.api.rights import of_twin_object
 from chaoskit.substrate.undo import CommandEntry, UndoLog
 
-#: Annotation of each object, which tells it from another one that got its name meanwhile.
+#: Label of each object, which tells it from another one that got its name meanwhile. Its value is
+#: that of a run.
 MARK = "chaoskit.dev/twin"
 #: Seconds in which the server may still carry out the last request of a killed process.
 _MAY_COME_S = 3.0
@@ -106,23 +107,44 @@ def created(
 
     Raises:
         ApiError: if the server refuses one of them, or does not answer. It may also be raised at
-            the end, if an object could not be deleted. Its undo entry stays then.
+            the end, if an object could not be deleted. Its undo entry stays then, as it does if a
+            creation got no answer, and no object was there to delete: it may appear later.
         HarnessError: if the undo log cannot be written.
     """
     mark = secrets.token_hex(8)
     arguments = {"objects": objects, "mark": mark, "server": api.server, **api.arguments}
     command = [sys.executable, "-m", __name__, json.dumps(arguments)]
     entry = undo.plan(CommandEntry(shlex.join(command)))
+    unanswered: TwinObject | None = None
     try:
         for manifest, target in zip(manifests, objects, strict=True):
-            api.create_new(target.path, _marked(manifest, mark))
+            unanswered = target
+            try:
+                api.create_new(target.path, _marked(manifest, mark))
+            except ApiError as error:
+                unanswered = None if error.is_refusal else target
+                raise
+            unanswered = None
         yield
     finally:
-        with contextlib.ExitStack() as deleted:  # also the others, if one cannot be deleted
-            for target in objects:
-                deleted.callback(delete_marked, api, target, mark)
-        entry.done()
+        existing = _delete_all(api, objects, mark)
+        if unanswered is None or unanswered in existing:
+            entry.done()
         await_gone(api, objects, mark)
+
+
+def _delete_all(api: KubernetesApi, objects: Sequence[TwinObject], mark: str) -> set[TwinObject]:
+    """Delete objects, and return those that exist. Raises ApiError after the last one."""
+    existing: set[TwinObject] = set()
+
+    def delete(target: TwinObject) -> None:
+        if delete_marked(api, target, mark):
+            existing.add(target)
+
+    with contextlib.ExitStack() as deleted:  # also the others, if one cannot be deleted
+        for target in objects:
+            deleted.callback(delete, target)
+    return existing
 
 
 def delete_marked(api: KubernetesApi, target: TwinObject, mark: str) -> bool:
@@ -162,15 +184,15 @@ def _uid(api: KubernetesApi, target: TwinObject, mark: str) -> str:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
         return ""
-    is_own = (metadata.get("annotations") or {}).get(MARK) == mark
+    is_own = (metadata.get("labels") or {}).get(MARK) == mark
     return str(metadata["uid"]) if is_own else ""
 
 
 def _marked(manifest: Manifest, mark: str) -> dict[str, Any]:
     """Return a manifest with the mark."""
     metadata = manifest["metadata"]
-    annotations = {**(metadata.get("annotations") or {}), MARK: mark}
-    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+    labels = {**(metadata.get("labels") or {}), MARK: mark}
+    return {**manifest, "metadata": {**metadata, "labels": labels}}
 
 
 def _undo(arguments: Mapping[str, Any]) -> None:

@@ -30,6 +30,7 @@ from chaoskit.attach.twin.cache import JobTwins
 from chaoskit.attach.twin.manifests import TwinManifests, check_beside
 from chaoskit.attach.twin.objects import TwinObject, created, require_creatable
 from chaoskit.attach.twin.progress import StepGoal, TwinLog, why_failed
+from chaoskit.attach.twin.sharing import check_sharing
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.run.command_run import CommandRun
 from chaoskit.experiment.run.running_job import has_ended_well
@@ -84,6 +85,7 @@ class SecondJob:
         check_beside(plan.manifests, job.reference, job.namespace)
         self._api, self._plan, self._twins = api, plan, twins
         self._objects: Sequence[TwinObject] = require_creatable(api, plan.manifests)
+        check_sharing(plan.manifests, job)  # of manifests whose form the server has checked
         parts = (api.server, job.namespace, job.reference, plan.container, plan.watch)
         self._key = repr((parts, plan.manifests.objects))
 

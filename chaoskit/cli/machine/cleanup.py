@@ -12,7 +12,12 @@ from typing import Annotated
 
 import typer
 
-from chaoskit.attach.leftovers import NamespaceLeftovers, clean_namespace, describe_hands
+from chaoskit.attach.leftovers import (
+    NamespaceLeftovers,
+    clean_namespace,
+    describe_hands,
+    describe_twin_object,
+)
 from chaoskit.cli.output import Json, command_app, print_json
 from chaoskit.errors import BadInput
 from chaoskit.plaintext import echo
@@ -29,7 +34,7 @@ def cleanup(
         str,
         typer.Option(
             envvar="CHAOSKIT_KUBERNETES_NAMESPACE",
-            help="Also look at the pods of this namespace of a Kubernetes cluster.",
+            help="Also look at the pods and second jobs of this namespace of a Kubernetes cluster.",
         ),
     ] = "",
     is_json: Json = False,
@@ -39,12 +44,14 @@ def cleanup(
     The command continues processes that were left stopped, ends those that were left running, and
     removes control groups, containers and temporary directories. A guard beside each run does the
     same when the run is killed, and every run does it at its start. With a namespace it also deletes
-    pods of chaoskit cluster doctor that are over, and lists the containers of hands in other pods.
+    pods of chaoskit cluster doctor that are over, and lists the containers of hands in other pods and
+    the objects of second jobs, with the command that deletes them.
     Use [cyan]python -m
     chaoskit.substrate.undo[/] if only Python's standard library works.
 
     Exit code 0: nothing is left, 1: a leftover could not be removed; the next call tries again.
-    Containers of hands do not count: nothing can remove them from their pods.
+    Containers of hands do not count: nothing can remove them from their pods. Neither do objects of
+    second jobs: the run that made them may go on.
 
     Example: [cyan]chaoskit cleanup[/]
     """
@@ -80,6 +87,13 @@ def _lines(left: NamespaceLeftovers) -> list[str]:
     """Return lines about the leftovers in a namespace."""
     lines = [f"{name}: the pod was over, and is deleted" for name in left.removed_pods]
     lines += [line for hands in left.hands for line in describe_hands(hands)]
+    lines += [
+        describe_twin_object(twin_object, left.namespace) for twin_object in left.twin_objects
+    ]
+    if left.twin_problem:
+        lines.append(
+            f"the second jobs in namespace {left.namespace} are not all known: {left.twin_problem}"
+        )
     if left.problem:
         lines.append(f"the pods of namespace {left.namespace} are not known: {left.problem}")
     return lines

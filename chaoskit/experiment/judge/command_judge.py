@@ -9,6 +9,7 @@ process.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from chaoskit.experiment.run.disruptions import DEPENDENT, check_pods, excuse_fa
 from chaoskit.experiment.run.legibility import why_silent, why_uncountable
 from chaoskit.experiment.run.log_ends import hints, log_ends
 from chaoskit.experiment.run.run import LATER
-from chaoskit.experiment.run.running_job import check_hands, goes_on, why_unclear
+from chaoskit.experiment.run.running_job import check_hands, goes_on, last_act_ns, why_unclear
 from chaoskit.experiment.twin.command_twin import CommandTwin, failed_nodes, taken_nodes, unfinished
 from chaoskit.faults.base import Fault
 from chaoskit.faults.evidence import NO_RANK
@@ -507,6 +508,7 @@ def _losses(run: CommandRun, course: Course, twin: CommandTwin | None) -> Check:
 
     It is unknown if one of the logs shows too few losses, or begins with another step, or the twin
     of a running job was not made or has failed. Only steps with a loss in both logs are compared.
+    Those of a running job must include steps after its faults, unless a loss differs.
     """
     watch, own_losses = run.experiment.watch, course.losses()
     if twin is None:
@@ -528,13 +530,16 @@ def _losses(run: CommandRun, course: Course, twin: CommandTwin | None) -> Check:
         )
     twin_steps = [step for step in sorted(twin.losses) if step <= max(course.steps)]
     shared = [step for step in twin_steps if step in own_losses]
-    silent_count = len(twin_steps) - len(shared)
-    if not shared or _is_too_silent(run, silent_count, len(twin_steps)):
-        problem = f"{silent_count} of {len(twin_steps)} steps have a loss in the twin's log, but not in this run's"
-        return _unknown(LOSSES, problem)
+    silence_reason = (
+        _why_late_losses_unknown(run, course, twin_steps)
+        if is_running_job
+        else _why_too_silent(run, len(twin_steps) - len(shared), len(twin_steps))
+    )
     different_steps = [
         step for step in shared if differs(own_losses[step], twin.losses[step], watch.tolerance)
     ]
+    if silence_reason and not (is_running_job and different_steps):
+        return _unknown(LOSSES, silence_reason)
     problems = [
         f"step {step}: {_in_words(own_losses[step])} instead of {_in_words(twin.losses[step])}"
         for step in different_steps[:1]
@@ -544,6 +549,40 @@ def _losses(run: CommandRun, course: Course, twin: CommandTwin | None) -> Check:
         f"{len(shared)} of {plural(len(twin.losses), 'loss', 'losses')}, {precision_in_words}"
     )
     return conclude(LOSSES, problems, passed_detail, looked_at=len(shared))
+
+
+def _why_too_silent(run: CommandRun, silent_count: int, twin_count: int) -> str:
+    """Return that too few of the steps with a loss in the twin's log have one here; "" if not."""
+    if silent_count < twin_count and not _is_too_silent(run, silent_count, twin_count):
+        return ""
+    return (
+        f"{silent_count} of {twin_count} steps have a loss in the twin's log, but not in this run's"
+    )
+
+
+def _why_late_losses_unknown(run: CommandRun, course: Course, twin_steps: Sequence[int]) -> str:
+    """Return why the losses of a running job after its faults are not known; "" if they are.
+
+    The steps before the last act of a fault show nothing of a wrong state after it.
+
+    Args:
+        run: the run.
+        course: its course.
+        twin_steps: the steps with a loss in the twin's log.
+    """
+    highest, own_losses = course.highest_before(last_act_ns(run)), course.losses()
+    late_steps = [step for step in twin_steps if step > highest]
+    if not late_steps:
+        return "no step after the last act of a fault is shown whole, with a loss, in both logs"
+    silent_count = sum(step not in own_losses for step in late_steps)
+    # one line may be that of a process which has ended meanwhile
+    allowed_count = max(1, len(late_steps) // _SILENT_SHARE)
+    if silent_count < len(late_steps) and silent_count <= allowed_count:
+        return ""
+    return (
+        f"{silent_count} of {plural(len(late_steps), 'step')} after the last act of a fault have a loss in the"
+        f" twin's log, but not in this run's: does LogPatterns(loss={run.experiment.watch.loss!r}) match nan?"
+    )
 
 
 def _is_too_silent(run: CommandRun, silent: int, expected: int) -> bool:

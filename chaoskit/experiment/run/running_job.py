@@ -53,7 +53,7 @@ def why_standing(run: CommandRun) -> str:
     if run.has_stalled:
         problem = f"no step was shown for {run.experiment.stalled_s:g} s (stalled_s)"
     elif run.deadline_passed and not _new_steps(run):
-        since_s = (run.ended_ns - _last_act_ns(run)) / 1e9
+        since_s = (run.ended_ns - last_act_ns(run)) / 1e9
         problem = f"no new step was shown in the {since_s:.0f} s since the last act of a fault"
     else:
         return ""
@@ -173,13 +173,13 @@ def hole_in_steps(run: CommandRun) -> str:
 
 def _new_steps(run: CommandRun) -> set[int]:
     """Return the steps after the last act of a fault that are above all steps before it."""
-    act_ns = _last_act_ns(run)
+    act_ns = last_act_ns(run)
     steps = [(line.t_ns, line.step) for line in run.lines if line.step is not None]
     highest = max((step for t_ns, step in steps if t_ns <= act_ns), default=-1)
     return {step for t_ns, step in steps if t_ns > act_ns and step > highest}
 
 
-def _last_act_ns(run: CommandRun) -> int:
+def last_act_ns(run: CommandRun) -> int:
     """Return the time of the last act or end of a fault; that of the start if there is none."""
     acts_ns = [record.t_ns for record in run.records if record.event in _ACTS]
     return max(acts_ns, default=run.started_ns)

@@ -11,6 +11,7 @@ from support.nodes.api_server import api_server, refusal
 
 from chaoskit.attach.doctor.trial_pod import LABELS
 from chaoskit.attach.leftovers import LeftHands, describe_hands, left_hands
+from chaoskit.attach.twin.objects import MARK
 from chaoskit.cli.app import run
 
 PODS = "/api/v1/namespaces/chaos/pods"
@@ -84,7 +85,7 @@ def test_cleanup_lists_hands_and_deletes_pods_that_are_over(
     ]
 
     def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
-        return 200, {"items": items} if method == "GET" else {}
+        return 200, {"items": items if path == PODS else []} if method == "GET" else {}
 
     with api_server(tmp_path, answer) as server:
         monkeypatch.setenv("KUBECONFIG", server.kubeconfig)
@@ -118,3 +119,34 @@ def test_cleanup_does_not_fail_because_of_a_cluster(
         output = capsys.readouterr().out
     assert "the pods of namespace chaos are not known" in output
     assert ("no right" in output) is is_refused
+
+
+def test_cleanup_lists_second_jobs_with_the_command_that_deletes_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    machine_status: int,
+) -> None:
+    """None is deleted: their run may go on. A kind that the cluster lacks has no objects."""
+    twin = {"metadata": {"name": "llama-twin", "uid": "u", "labels": {MARK: "m1"}}}
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
+        match path.rpartition("/")[2]:
+            case "statefulsets" | "services":
+                return 200, {"items": [twin]}
+            case "trainjobs":
+                return refusal(404, "the server could not find the requested resource")
+            case "pytorchjobs":
+                return refusal(403, "no right")
+            case _:
+                return 200, {"items": []}
+
+    with api_server(tmp_path, answer) as server:
+        monkeypatch.setenv("KUBECONFIG", server.kubeconfig)
+        assert run(["cleanup"]) == machine_status
+        output = " ".join(capsys.readouterr().out.split())
+        assert "StatefulSet llama-twin: belongs to the second job of a run" in output
+        assert "kubectl --namespace chaos delete statefulsets.apps llama-twin" in output
+        assert "kubectl --namespace chaos delete services llama-twin" in output
+        assert "the second jobs in namespace chaos are not all known: no right" in output
+        assert {method for method, _, _ in server.requests} == {"GET"}

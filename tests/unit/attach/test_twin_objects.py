@@ -6,16 +6,20 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.jobs.found import found_job
 from support.nodes.api_server import ApiServer, api_server, refusal
 
+from chaoskit import LogPatterns
 from chaoskit.attach.jobs.reference import parse_reference
+from chaoskit.attach.twin.cache import JobTwins
 from chaoskit.attach.twin.manifests import TwinManifests
 from chaoskit.attach.twin.objects import MARK, TwinObject, created, require_creatable
+from chaoskit.attach.twin.run import SecondJob, TwinPlan
 from chaoskit.errors import BadInput
 from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.undo import UndoLog
@@ -84,7 +88,7 @@ class Cluster:
         if path in self.objects:
             return refusal(409, f"{path} already exists")
         made = {**body, "metadata": {**body["metadata"], "uid": f"uid-{len(self.objects)}"}}
-        if MARK in (made["metadata"].get("annotations") or {}):  # a dry run has none
+        if MARK in (made["metadata"].get("labels") or {}):  # a dry run has none
             self.objects[path] = made
         return 201, made
 
@@ -145,6 +149,19 @@ def test_a_refusal_of_the_server_is_passed_on(
     assert refused.value.field == "twin"
 
 
+def test_a_second_job_that_writes_to_storage_of_the_job_is_refused(cluster: Cluster) -> None:
+    container = {"name": "trainer", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    volumes = [{"name": "data", "hostPath": {"path": "/data/llama"}}]
+    pod_spec = {"containers": [container], "volumes": volumes}
+    running = found_job()
+    pods = tuple({**pod, "spec": pod_spec} for pod in running.listing.pods)
+    job = replace(running, listing=replace(running.listing, pods=pods))
+    second = {**MANIFESTS[1], "spec": {"template": {"spec": pod_spec}}}
+    plan = TwinPlan(twin_of(second), LogPatterns(step=r"step (\d+)"), "", 0, 60.0)
+    with pytest.raises(BadInput, match="give StatefulSet twin storage of its own"):
+        SecondJob(cluster.api, job, plan, JobTwins())
+
+
 def test_the_objects_exist_inside_the_context_alone(cluster: Cluster) -> None:
     undo = UndoLog()
     with created(cluster.api, MANIFESTS, OBJECTS, undo):
@@ -156,6 +173,25 @@ def test_the_objects_exist_inside_the_context_alone(cluster: Cluster) -> None:
     count = len(cluster.server.requests)
     undo.close()
     assert len(cluster.server.requests) == count  # nothing was left to undo
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_undone"), [((201, lambda write: None), True), (refusal(422, "Invalid"), False)]
+)
+def test_an_object_that_appears_after_an_unanswered_creation_is_deleted(
+    cluster: Cluster, answer: tuple[int, Any], is_undone: bool
+) -> None:
+    """The answer is lost, and nothing is there to delete yet. A refused object never appears."""
+    undo = UndoLog()
+    cluster.answers["POST", SETS] = answer
+    with pytest.raises(ApiError), created(cluster.api, MANIFESTS, OBJECTS, undo):
+        raise AssertionError
+    assert cluster.objects == {}
+    ((_, _, late),) = [request for request in cluster.server.requests if request[1] == SETS]
+    late["metadata"]["uid"] = "late"
+    cluster.objects[f"{SETS}/twin"] = late
+    undo.close()
+    assert bool(cluster.objects) is not is_undone
 
 
 def test_an_object_that_another_one_has_made_meanwhile_is_left_alone(cluster: Cluster) -> None:
@@ -186,7 +222,7 @@ def test_the_others_are_deleted_if_one_cannot_be(cluster: Cluster) -> None:
 def test_the_program_of_the_guard_deletes_its_own_objects_alone(
     cluster: Cluster, mark: str, left: list[str]
 ) -> None:
-    metadata = {"name": "twin", "uid": "u", "annotations": {MARK: "m1"}}
+    metadata = {"name": "twin", "uid": "u", "labels": {MARK: "m1"}}
     cluster.objects[f"{SETS}/twin"] = {"metadata": metadata}
     arguments = {"objects": [OBJECTS[1]], "mark": mark, "server": cluster.api.server}
     words = [json.dumps(arguments | cluster.api.arguments)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -52,7 +53,11 @@ def judged(tmp_path: Path) -> Judged:
     """Return a function that judges the lines of a running job, struck before line ``struck``."""
 
     def judge(
-        lines: Lines, unbroken: CommandTwin | None, twin_id: str = LATER, struck: int = -1
+        lines: Lines,
+        unbroken: CommandTwin | None,
+        twin_id: str = LATER,
+        struck: int = -1,
+        reads_nan: bool = False,
     ) -> Outcome:
         start = {"names": ["llama-0", "llama-1"], "substrate": "attached", "run_id": "run"}
         journal = Journal(tmp_path / "journal", "harness", role="harness")
@@ -65,9 +70,8 @@ def judged(tmp_path: Path) -> Judged:
                 journal.write(
                     Event.INJECTED, t_ns=at_ns, nodes=[], done_ns=at_ns, **target, **moment
                 )
-            journal.write(
-                Event.LOGGED, t_ns=(2 + number) * S, node="llama-0", step=step, loss=str(loss)
-            )
+            text = str(loss) if reads_nan or not math.isnan(loss) else None
+            journal.write(Event.LOGGED, t_ns=(2 + number) * S, node="llama-0", step=step, loss=text)
         logs = {"lines": len(lines), "example": "", "odd": ""}
         journal.write(
             Event.RUN_ENDED,
@@ -123,6 +127,39 @@ def test_steps_at_the_edges_that_lack_lines_are_left_out(judged: Judged) -> None
     own |= {10: (10.25,), 11: (11.25,), 20: (20.5,)}
     outcome = judged(lines_of(own), twin(both))
     assert losses_of(outcome) == (Verdict.PASSED, "8 of 8 losses, to the last digit")
+
+
+@pytest.mark.parametrize("silent_steps", [range(301, 326), range(303, 326), range(310, 314)])
+def test_losses_before_the_fault_alone_prove_nothing(judged: Judged, silent_steps: range) -> None:
+    """The pattern does not match nan, so most steps after the fault have no loss."""
+    losses = falling(1, 325) | dict.fromkeys(silent_steps, (math.nan,))
+    verdict, detail = losses_of(judged(lines_of(losses), twin(falling(1, 325)), struck=300))
+    assert verdict is Verdict.UNKNOWN
+    assert f"{len(silent_steps)} of 25 steps after the last act of a fault" in detail
+    assert "match nan?" in detail
+
+
+def test_a_few_steps_after_the_fault_may_have_no_loss(judged: Judged) -> None:
+    losses = falling(1, 325) | dict.fromkeys((301, 302), (math.nan,))
+    verdict, detail = losses_of(judged(lines_of(losses), twin(falling(1, 325)), struck=300))
+    assert (verdict, detail) == (Verdict.PASSED, "323 of 325 losses, to the last digit")
+
+
+def test_a_pattern_that_matches_nan_compares_it(judged: Judged) -> None:
+    losses = falling(1, 325) | dict.fromkeys(range(301, 326), (math.nan,))
+    outcome = judged(lines_of(losses), twin(falling(1, 325)), struck=300, reads_nan=True)
+    verdict, detail = losses_of(outcome)
+    assert verdict is Verdict.FAILED
+    assert detail.startswith("step 301: nan instead of")
+
+
+def test_a_twin_that_ends_before_the_fault_proves_nothing(judged: Judged) -> None:
+    """A step shown once, of two pods that print it, is not compared."""
+    both: dict[int, tuple[float, ...]] = {step: (step + 0.25, step + 0.5) for step in range(1, 30)}
+    own = both | {step: (step + 0.25,) for step in range(20, 30)}
+    verdict, detail = losses_of(judged(lines_of(own), twin(both), struck=40))
+    assert verdict is Verdict.UNKNOWN
+    assert detail.startswith("no step after the last act of a fault is shown whole")
 
 
 def test_without_a_common_step_nothing_is_known(judged: Judged) -> None:

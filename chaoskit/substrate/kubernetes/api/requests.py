@@ -32,6 +32,7 @@ _KUBELET = "KubeletLease"
 _PATHS = {
     "Pod": ("/api/v1", "pods"),
     "Secret": ("/api/v1", "secrets"),
+    "Service": ("/api/v1", "services"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),

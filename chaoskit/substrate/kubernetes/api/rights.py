@@ -203,6 +203,7 @@ def of_twin_object(resource: str, group: str) -> Right:
 TWIN_RIGHTS = (
     *(of_twin_object(resource, group) for resource, group in JOB_RESOURCES.values()),
     of_twin_object("services", ""),
+    Right("services", ("list",), "leftovers of second jobs, which chaoskit cleanup lists"),
 )
 #: Rights of such a user beside those to find and follow jobs.
 ATTACH_LISTS = (
