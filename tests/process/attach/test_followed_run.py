@@ -21,6 +21,7 @@ from chaoskit.substrate.core.processes import Process
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 from faults import Cut, FreezeNode, Hang, Kill
+from faults.network.partitions import TcpWatch
 from faults.processes.signals import continued_afterwards, signal_all
 
 
@@ -154,6 +155,17 @@ def test_a_stop_without_an_answer_may_have_acted_though_its_undo_has_none(
         assert unanswered.value.may_have_acted
         assert len(target.left_behind) == 1
         silent.answer()
+
+
+def test_events_of_a_node_are_counted_only_from_an_answer_on(tmp_path: Path) -> None:
+    with followed_run(1, tmp_path) as run:
+        (lost,) = run.cluster.rank_nodes.values()
+        watch = TcpWatch([lost.root], "losses")
+        lost.hand_process.kill()
+        wait_until(lambda: not lost.hand.is_open, "the end of the hand")
+        wait_until(lambda: watch.look() == 0, "a later look")
+        with pytest.raises(NodeUnreachable):
+            TcpWatch([lost.root], "losses")
 
 
 class OnceListed:
