@@ -54,6 +54,19 @@ class ProcessExit(NamedTuple):
     status: str
 
 
+@contextlib.contextmanager
+def after_act() -> Iterator[None]:
+    """Mark each NodeUnreachable that leaves the ``with``: the fault has acted before.
+
+    Such a fault is never planned again.
+    """
+    try:
+        yield
+    except NodeUnreachable as error:
+        error.may_have_acted = True
+        raise
+
+
 class Channel(Protocol):
     """Channel that carries the orders of faults to workers and checkpoint daemons.
 
@@ -287,7 +300,8 @@ class Target:
         """
         self._applied_count += 1
         try:
-            yield applied
+            with after_act():
+                yield applied
         finally:
             self._applied_count -= 1
             self.acts()

@@ -48,17 +48,26 @@ class TcpWatch:
     Args:
         processes: one process in each namespace.
         kind: kind of the counted events.
+
+    Raises:
+        HarnessError: if a namespace cannot be read at first. NodeUnreachable if a node does not
+            answer.
     """
 
     def __init__(self, processes: Sequence[Process], kind: Literal["losses", "resets"]) -> None:
         self._kind: Literal["losses", "resets"] = kind
         self._processes = processes
-        self._before = self._most = self._read()
+        # zeros here would make each event since the namespace began count
+        first = [process.kernel.tcp_troubles(process) for process in processes]
+        self._before = self._most = self._events(first)
         self._last = (time.monotonic(), self._before)
 
     def _read(self) -> list[int]:
         """Return the number of events in each namespace since its beginning."""
-        troubles = [_troubles(process) for process in self._processes]
+        return self._events([_troubles(process) for process in self._processes])
+
+    def _events(self, troubles: Sequence[TcpTroubles]) -> list[int]:
+        """Return the numbers of events of the watched kind."""
         return [counts.losses if self._kind == "losses" else counts.resets for counts in troubles]
 
     @property

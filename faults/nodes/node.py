@@ -29,7 +29,7 @@ from chaoskit.faults.processes.signals import (
     look_up,
     signal_all,
 )
-from chaoskit.faults.target import Target
+from chaoskit.faults.target import Target, after_act
 from chaoskit.substrate.core.actions import Action, Applied, Freeze
 from chaoskit.substrate.core.processes import Process
 from chaoskit.substrate.limits.cgroup import unavailable
@@ -233,6 +233,7 @@ class FreezeNode(Fault):
                 signal_all(
                     processes, signal.SIGSTOP
                 )  # the agent first: it must not report the others
+                undone_at_end.enter_context(after_act())
                 while new := self._started_meanwhile(target, processes):
                     undone_at_end.enter_context(continued_afterwards(target, new))
                     signal_all(new, signal.SIGSTOP)

@@ -53,8 +53,8 @@ def signal_all(processes: Iterable[Process], signum: int) -> None:
 def continued_afterwards(target: Target, processes: Sequence[Process]) -> Iterator[None]:
     """Continue the stopped ones of ``processes`` when the ``with`` is left.
 
-    Processes that are still stopped then are noted as left behind. If the run is killed, the guard
-    of its undo log continues them.
+    Processes that are still stopped then, or whose node does not answer, are noted as left behind.
+    If the run is killed, the guard of its undo log continues them.
     """
     undo = target.undo.plan(
         *(undo_entry for process in processes for undo_entry in process.kernel.undo_stop(process))
@@ -62,12 +62,31 @@ def continued_afterwards(target: Target, processes: Sequence[Process]) -> Iterat
     try:
         yield
     finally:
-        # the agent last: it finds its workers running
-        signal_all(reversed(processes), signal.SIGCONT)
-        if left := [process for process in processes if process.is_stopped()]:
-            target.left_behind.append(f"processes {[process.pid for process in left]} are stopped")
+        if left := _continue(processes):
+            target.left_behind += left
         else:
             undo.done()
+
+
+def _continue(processes: Sequence[Process]) -> list[str]:
+    """Continue each process, and return in words those that are stopped, or may be.
+
+    A node that does not answer for one process may answer for the next.
+    """
+    reached, left = list[Process](), list[str]()
+    for process in reversed(processes):  # the agent last: it finds its workers running
+        try:
+            signal_all([process], signal.SIGCONT)
+            reached.append(process)
+        except NodeUnreachable as error:
+            left.append(f"process {process.pid} may be stopped: {error}")
+    for process in reached:
+        try:
+            if process.is_stopped():
+                left.append(f"process {process.pid} is stopped")
+        except NodeUnreachable as error:
+            left.append(f"process {process.pid} may be stopped: {error}")
+    return left
 
 
 def gone(processes: Sequence[Process], node: str) -> NodeGone | None:

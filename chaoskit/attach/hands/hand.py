@@ -99,7 +99,7 @@ class Hand:
         self._killing = set[int]()  # requests to kill pid 1 that are carried out now
         self._end_reason = ""
         self.has_ended = False
-        self._is_silent = False  # since a request had no answer in time, no line has arrived
+        self._is_silent = False
         self._reader = threading.Thread(target=self._read, name="ck-hand", daemon=True)
         self._reader.start()
 
@@ -107,6 +107,11 @@ class Hand:
     def is_open(self) -> bool:
         """True until the stream of the hand has ended."""
         return not self._end_reason
+
+    @property
+    def is_silent(self) -> bool:
+        """True if a request had no answer in time, and no line has arrived since."""
+        return self._is_silent
 
     def ask(self, operation: str, *, limit_s: float = ANSWER_S, **fields: Any) -> dict[str, Any]:
         """Make a request, and return the answer with the request's ``number``.

@@ -228,9 +228,13 @@ def _extend(stop: HandStop) -> bool:
 
 
 def _lift(stop: HandStop) -> None:
-    """End a stop, unless it has ended before, as with its process."""
+    """End a stop, unless it has ended before, as with its process.
+
+    A silent hand costs one wait, however many stops it must end.
+    """
+    limit_s = 0.0 if stop.hand.is_silent else ACT_S
     try:
-        stop.hand.ask("lift", effect=stop.effect, limit_s=ACT_S)
+        stop.hand.ask("lift", effect=stop.effect, limit_s=limit_s)
     except HandRefused as refused:
         if refused.field != "effect":
             raise

@@ -12,11 +12,11 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from chaoskit.attach.hands.hand import Hand
+from chaoskit.attach.hands.hand import ACT_S, Hand
 from chaoskit.attach.hands.pod_rules import count_of
 from chaoskit.attach.pods.attached_pods import AttachedPods
 from chaoskit.attach.pods.pod_requests import PodRequests
-from chaoskit.errors import HarnessError
+from chaoskit.errors import HarnessError, NodeUnreachable
 
 #: Seconds after which the kernel lets packets pass again, if the pod exists still.
 SILENT_S = 10.0
@@ -53,21 +53,25 @@ class SilentLosses:
         """
         pod, hand = self._requests.running(node), self._hand(node)
         self._dropped[node] = 0
-        silence = hand.ask("silence", lasts_s=SILENT_S)["number"]
+        silence = hand.ask("silence", lasts_s=SILENT_S, limit_s=ACT_S)["number"]
         try:
             # a deletion alone leaves its processes two seconds to end in order
             self._pods.crash(node)
-            self._count(node, hand, silence)
+            with contextlib.suppress(NodeUnreachable):  # the crash is over: the pod must go
+                self._count(node, hand, silence)
             self._requests.delete(pod, 0)
         except (HarnessError, ProcessLookupError):
             with contextlib.suppress(HarnessError):
-                hand.ask("lift", effect=silence)
+                hand.ask("lift", effect=silence, limit_s=ACT_S)
             raise
         self._requests.await_over(pod)
 
     def _count(self, node: str, hand: Hand, silence: int) -> None:
-        """Count the packets that tell of the end of the processes, until there are some."""
+        """Count the packets that tell of the end of the processes, until there are some.
+
+        Raises NodeUnreachable if the hand does not answer any more. The count stays as it was.
+        """
         until_s = time.monotonic() + _COUNT_S
         while not self._dropped[node] and time.monotonic() < until_s:
-            self._dropped[node] = count_of(hand.ask("counters", effect=silence))
+            self._dropped[node] = count_of(hand.ask("counters", effect=silence, limit_s=ACT_S))
             time.sleep(_LOOK_S)

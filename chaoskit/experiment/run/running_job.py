@@ -103,15 +103,9 @@ def check_hands(run: CommandRun) -> list[Check]:
     """Return the check that is unknown if a hand has ended while faults may have acted by it.
 
     Its effects end with a hand, and the next one does not begin them again. A hand may end with its
-    container, whose end the API server shows later, and on a node that a fault takes away. There is
-    no check if all other hands stood.
+    container, whose end the API server shows later, and on a node from the strike of a fault on that
+    takes the node away. There is no check if all other hands stood.
     """
-    taken = {
-        node
-        for strike in run.injections
-        if strike.target is not None and strike.fault.ends_node
-        for node in strike.target.struck_nodes
-    }
     first_act_ns = min(
         (record.t_ns for record in run.records if record.event == Event.INJECTED), default=None
     )
@@ -121,13 +115,24 @@ def check_hands(run: CommandRun) -> list[Check]:
         if record.event == Event.HAND_ENDED
         and first_act_ns is not None
         and first_act_ns <= record.t_ns <= run.ended_ns
-        and record.source not in taken
+        and not _ended_by_fault(run, record)
         and not _ended_with_life(run, record)
     ]
     if not ended_hands:
         return []
     detail = f"{'; '.join(ended_hands)}: faults that acted by it ended early"
     return [Check(name=HANDS_STAND, verdict=Verdict.UNKNOWN, detail=detail)]
+
+
+def _ended_by_fault(run: CommandRun, hand: Record) -> bool:
+    """Return whether a hand has ended after the strike of a fault that takes its node away."""
+    return any(
+        strike.fault.ends_node
+        and strike.target is not None
+        and hand.source in strike.target.struck_nodes
+        and strike.target.injected_ns <= hand.t_ns
+        for strike in run.injections
+    )
 
 
 def _ended_with_life(run: CommandRun, hand: Record) -> bool:

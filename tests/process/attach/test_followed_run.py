@@ -5,18 +5,30 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import aclosing, closing
 from pathlib import Path
 
 import pytest
 from support.attach.hand_cluster import FollowedRun, followed_run
+from support.injecting import target_of
 from support.waiting import wait_until
 
-from chaoskit.attach.hands.hand import QUERY_S
+from chaoskit.attach.hands.hand import ACT_S, QUERY_S
 from chaoskit.errors import NodeUnreachable
 from chaoskit.substrate.core.actions import Action, Applied, CountedAction
+from chaoskit.substrate.core.processes import Process
+from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
-from faults import Cut, Hang, Kill
-from faults.processes.signals import signal_all
+from faults import Cut, FreezeNode, Hang, Kill
+from faults.network.partitions import TcpWatch
+from faults.processes.signals import continued_afterwards, signal_all
+
+
+@pytest.fixture
+def undo() -> Iterator[UndoLog]:
+    with closing(UndoLog()) as log:
+        yield log
 
 
 def test_a_step_has_the_time_at_which_its_line_arrived(tmp_path: Path) -> None:
@@ -104,6 +116,88 @@ def test_a_node_that_is_lost_between_two_signals_may_be_hit(tmp_path: Path) -> N
             signal_all([reached.root, lost.root], signal.SIGKILL)
         assert unanswered.value.may_have_acted
         assert reached.process.wait(60) == -signal.SIGKILL
+
+
+def test_an_undo_that_meets_a_silent_hand_continues_the_other_processes(
+    tmp_path: Path, undo: UndoLog
+) -> None:
+    """Two processes of the silent node cost one wait."""
+    with followed_run(2, tmp_path) as run:
+        reached, silent = run.cluster.rank_nodes.values()
+        first = silent.root
+        silent.start()
+        processes = [reached.root, first, silent.root]
+        target = target_of(undo)
+        with continued_afterwards(target, processes):
+            signal_all(processes, signal.SIGSTOP)
+            silent.silence()
+            before_s = time.monotonic()
+        assert time.monotonic() - before_s == pytest.approx(ACT_S, abs=ACT_S / 2)
+        assert not reached.root.is_stopped()
+        silent.answer()
+        assert [words.partition(":")[0] for words in target.left_behind] == [
+            f"process {process.pid} may be stopped" for process in (silent.root, first)
+        ]
+
+
+def test_a_stop_without_an_answer_may_have_acted_though_its_undo_has_none(
+    tmp_path: Path, undo: UndoLog
+) -> None:
+    with followed_run(1, tmp_path) as run:
+        (silent,) = run.cluster.rank_nodes.values()
+        target = target_of(undo)
+        silent.silence()
+        with (
+            pytest.raises(NodeUnreachable, match="stop") as unanswered,
+            continued_afterwards(target, [silent.root]),
+        ):
+            silent.root.signal(signal.SIGSTOP)
+        assert unanswered.value.may_have_acted
+        assert len(target.left_behind) == 1
+        silent.answer()
+
+
+def test_events_of_a_node_are_counted_only_from_an_answer_on(tmp_path: Path) -> None:
+    with followed_run(1, tmp_path) as run:
+        (lost,) = run.cluster.rank_nodes.values()
+        watch = TcpWatch([lost.root], "losses")
+        lost.hand_process.kill()
+        wait_until(lambda: not lost.hand.is_open, "the end of the hand")
+        wait_until(lambda: watch.look() == 0, "a later look")
+        with pytest.raises(NodeUnreachable):
+            TcpWatch([lost.root], "losses")
+
+
+class OnceListed:
+    """A cluster whose node answers once.
+
+    Args:
+        process: the process of the node.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._processes = [process]
+
+    def node(self, node: str) -> list[Process]:
+        if not self._processes:
+            raise NodeUnreachable(f"{node} does not answer")
+        return [self._processes.pop()]
+
+
+def test_a_freeze_that_loses_its_node_after_the_stops_has_acted(
+    tmp_path: Path, undo: UndoLog
+) -> None:
+    async def act() -> None:
+        target = target_of(undo, OnceListed(root), process=root)
+        async with aclosing(FreezeNode(rank=1, at_step=1).inject(target)) as evidence:
+            await anext(evidence)
+
+    with followed_run(1, tmp_path) as run:
+        root = run.cluster.root("llama-0")
+        with pytest.raises(NodeUnreachable, match="does not answer") as lost:
+            asyncio.run(act())
+        assert lost.value.may_have_acted
+        assert not root.is_stopped()
 
 
 def test_a_node_without_a_hand_keeps_only_faults_back_that_may_strike_it(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from support.hand.traffic import JobNodes, job_nodes
 from support.nodes.api_server import ApiServer, api_server, refusal
 from support.waiting import wait_until
 
+from chaoskit.attach.hands.hand import Hand
 from chaoskit.attach.jobs.pod_state import PodState
 from chaoskit.attach.pods.pod_requests import PodRequests
 from chaoskit.attach.pods.silent_loss import SilentLosses
@@ -34,10 +35,12 @@ class Pods:
 
     Attributes:
         end: the connection that ends with its processes; None if they are gone already.
+        hand: a hand that ends with the processes, too.
     """
 
     server: ApiServer
     end: socket.socket | None
+    hand: Hand | None = None
 
     def pod(self, node: str) -> PodState:
         return PodState("u1", node)
@@ -52,6 +55,8 @@ class Pods:
         if self.end is None:
             raise ProcessLookupError(node)
         self.end.close()
+        if self.hand is not None:
+            self.hand.close()
 
     def nodes_on(self, machine: str) -> tuple[str, ...]:
         return ()
@@ -116,6 +121,18 @@ def test_peers_of_a_lost_node_hear_nothing(
     nodes.process("a").process.wait()
     assert not hears(far)
     assert not nodes.passes("a", "b")
+
+
+def test_a_hand_that_ends_with_the_processes_does_not_save_the_pod(
+    api: KubernetesApi, server: ApiServer, nodes: JobNodes
+) -> None:
+    near, far = nodes.connection("a", "b")
+    pods = Pods(server, near, nodes.hand("a"))
+    lost = losses(api, pods, nodes)
+    lost.lose("a")
+    assert len(pods.deletions()) == 1
+    assert lost.dropped("a") == 0
+    assert not hears(far)
 
 
 def test_packets_pass_again_if_the_pod_is_not_deleted(

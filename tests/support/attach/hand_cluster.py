@@ -64,6 +64,7 @@ class RankNode:
 
     def silence(self) -> None:
         """Stop the hand: its stream stays open, and nothing is answered."""
+        self._ended.callback(self.answer)  # a stopped hand holds the processes that it has stopped
         self.hand_process.send_signal(signal.SIGSTOP)
 
     def answer(self) -> None:

@@ -391,12 +391,15 @@ def test_a_fault_whose_node_is_not_reached_is_planned_again(run: Run) -> None:
     assert not run.injector.is_doomed("node0.w0", HOST.find(os.getpid()))
 
 
-@pytest.mark.parametrize("acts_first", [False, True])
-def test_a_fault_that_may_have_acted_never_strikes_again(run: Run, acts_first: bool) -> None:
+@pytest.mark.parametrize("acts_first", ["", "recorded", "applied"])
+def test_a_fault_that_may_have_acted_never_strikes_again(run: Run, acts_first: str) -> None:
     async def story(target: Target) -> AsyncIterator[Evidence]:
-        if acts_first:
+        if acts_first == "recorded":
             await target.sleep(0.0)
             raise NodeUnreachable("it has ended")
+        if acts_first == "applied":
+            with target.holding(CountedAction(lambda: 0, lambda: True)):
+                raise NodeUnreachable("it has ended")
         raise NodeUnreachable("it did not answer kill", may_have_acted=True)
         yield
 

@@ -207,6 +207,19 @@ def test_a_hand_that_ends_alone_makes_the_run_unknown(
     assert [check.verdict for check in check_hands(run)] == verdicts
 
 
+@pytest.mark.parametrize(("ended_s", "verdicts"), [(5, [Verdict.UNKNOWN]), (11, [])])
+def test_a_fault_that_ends_a_node_excuses_its_hand_from_the_strike_on(
+    tmp_path: Path, ended_s: float, verdicts: list[Verdict]
+) -> None:
+    faults = (FAULT, DeletePod(rank=1, at_step=3))
+    at_s, event, fields = struck(10)
+    events = [*STEPS[:2], struck(2.5), (at_s, event, {**fields, "fault": "fault1"})]
+    hand_ended = (ended_s, Event.HAND_ENDED, HAND)
+    experiment = replace(EXPERIMENT, faults=faults)
+    run = recorded_run(tmp_path, experiment, RunEnd.OBSERVED, 20, events, [hand_ended])
+    assert [check.verdict for check in check_hands(run)] == verdicts
+
+
 def test_a_log_that_shows_nothing_proves_nothing(run_of: Callable[..., CommandRun]) -> None:
     assert why_unclear(run_of(RunEnd.STALLED, 20)) == "the log shows no step"
 
