@@ -49,6 +49,7 @@ class Struck:
         starved_s: the time in seconds in which the process had no CPU, according to its progress
             board.
         ticks: the start time of the process in clock ticks; None if it is not known.
+        waited_for: why its node was not reached when the fault was due before; "" if it was.
     """
 
     worker: str
@@ -66,6 +67,7 @@ class Struck:
     lifted_ns: int
     starved_s: float
     ticks: int | None = None
+    waited_for: str = ""
 
 
 @dataclass(frozen=True)
@@ -200,4 +202,5 @@ def _target_of(fault: Fault, injected_record: Record, records: Sequence[Record])
         lifted_ns=max(lifted_ns, default=0),
         starved_s=max((record["starved_s"] for record in undone_records), default=0.0),
         ticks=injected_record.get("ticks"),
+        waited_for=injected_record.get("waited_for", ""),
     )

@@ -461,9 +461,9 @@ class CommandFollower:
             try:
                 seat = self._seat_to_strike(injection.fault, seats_by_rank, unreached)
             except NodeUnreachable as error:  # until a node answers, or its end is proved
-                injection.unreached = str(error)
+                injection.note_unreached(str(error))
                 continue
-            injection.unreached = ""
+            injection.note_unreached("")
             if seat is None or any(target.worker == _worker_name(seat) for _, target in strikes):
                 continue  # struck as soon as the process is started again
             struck_ranks = [rank for rank in named_ranks(injection.fault) if rank in seats_by_rank]

@@ -70,6 +70,7 @@ class Injection:
         target: the process or node that was struck; None before.
         evidence: proofs of the effect, the newest last; empty if there is none.
         unreached: why its node was not reached when the fault was due last; "" if it was.
+        waited_for: why its node was not reached when the fault was due before; "" if it always was.
         missed: the reason why the fault did not act, or acted too late; "" if it was not missed.
         is_loss_detected: a loss that the fault caused was detected.
         is_journalled: the injection is in the journal.
@@ -86,6 +87,7 @@ class Injection:
     target: Target | None = None
     evidence: list[Evidence] = field(default_factory=list)
     unreached: str = ""
+    waited_for: str = ""
     missed: str = ""
     is_loss_detected: bool = False
     is_journalled: bool = False
@@ -113,7 +115,12 @@ class Injection:
         """
         self._enter(InjectionState.PLANNED)
         self.hook = self.target = None
-        self.unreached = unreached
+        self.note_unreached(unreached)
+
+    def note_unreached(self, reason: str) -> None:
+        """Store why its node is not reached; "" if it is."""
+        self.unreached = reason
+        self.waited_for = reason or self.waited_for
 
     def strike(self, target: Target) -> None:
         """Store the target; the fault acts now."""

@@ -258,6 +258,7 @@ class Injector:
             ticks=target.process.ticks,
             generation=self._place_of(target.worker)["generation"],
             waiting=target.waiting,
+            waited_for=injection.waited_for,
             done_ns=time.monotonic_ns(),
         )
         injection.recorded_acts_ns = {

@@ -94,8 +94,9 @@ class _Life(NamedTuple):
 def audit(run: CommandRun, *, is_whole: bool) -> list[Check]:
     """Return a check for each fault or command that differs from the plan; none if all agree.
 
-    A difference gives the verdict error, and missing records of a fault give unknown. Faults that
-    did not act, or acted too late, are left out.
+    A difference gives the verdict error, and missing records of a fault give unknown. A fault that
+    struck late since its node was not reached is unknown, too. Faults that did not act, or acted
+    too late, are left out.
 
     Args:
         run: the records of the run.
@@ -222,22 +223,45 @@ def _moment_mismatches(
 ) -> Iterator[str]:
     """Yield, in words, each difference between the planned moment and the log at the strike."""
     fault, lines = injection.fault, [line for line in run.lines if line.step is not None]
-    lines_before = [line for line in lines if line.read_ns <= target.injected_ns]
-    log_step = max((line.step for line in lines_before if line.step is not None), default=-1)
+    log_step = _highest(_lines_before(run, target))
     if log_step != target.step:
         yield f"the log had shown {_step_text(log_step)} when it struck, but the harness recorded {_step_text(target.step)}"
     if fault.at_step is not None and log_step < fault.at_step:
         yield f"it struck when the log had shown {_step_text(log_step)}, not step {fault.at_step}"
-    elif fault.at_step is not None and _is_late(
-        run, injection, fault.at_step, target, holders, lines_before
-    ):
-        yield f"it struck when the log had shown {_step_text(log_step)}, long after step {fault.at_step}"
-    elif fault.at_step is not None and fault.at_step < log_step == _last(run):
-        yield f"it struck when the log had shown {_step_text(log_step)}, the last one, not step {fault.at_step}"
+    elif not target.waited_for and (lateness := _lateness(run, injection, target, holders)):
+        yield lateness
     if fault.after_s is not None:
         after_s = (target.injected_ns - lines[0].t_ns) / 1e9
         if after_s < fault.after_s - _CLOCK_S:
             yield f"it struck {after_s:.3f} s after the log showed a first step, not {fault.after_s:g} s"
+
+
+def _lateness(
+    run: CommandRun, injection: InjectionRecord, target: Struck, holders: Sequence[_Holder]
+) -> str:
+    """Return in words how late a fault at a step struck; "" if it was in time."""
+    at_step, lines_before = injection.fault.at_step, _lines_before(run, target)
+    if at_step is None:
+        return ""
+    log_step = _highest(lines_before)
+    shown = f"it struck when the log had shown {_step_text(log_step)}"
+    if _is_late(run, injection, at_step, target, holders, lines_before):
+        return f"{shown}, long after step {at_step}"
+    if at_step < log_step == _last(run):
+        return f"{shown}, the last one, not step {at_step}"
+    return ""
+
+
+def _lines_before(run: CommandRun, target: Struck) -> list[CommandLogLine]:
+    """Return the log lines with a step that were read before a strike."""
+    return [
+        line for line in run.lines if line.step is not None and line.read_ns <= target.injected_ns
+    ]
+
+
+def _highest(lines: Iterable[CommandLogLine]) -> int:
+    """Return the highest step of log lines; -1 without one."""
+    return max((line.step for line in lines if line.step is not None), default=-1)
 
 
 def _last(run: CommandRun) -> int | None:
@@ -313,6 +337,8 @@ def _missing(
         yield f"{target.node} recorded no container that ran when it struck"
     if not any(line.step is not None for line in run.lines):
         yield "no log line shows a step, so the step of the strike is not known"
+    if target.waited_for and (lateness := _lateness(run, injection, target, holders)):
+        yield f"{lateness}: it waited for its node ({target.waited_for})"
 
 
 def _missing_of_rank(

@@ -86,7 +86,8 @@ def test_a_fault_waits_until_its_node_has_the_hand_that_it_needs(tmp_path: Path)
 
     with followed_run(2, tmp_path, Cut(rank=0, after_s=0.0)) as run:
         assert not asyncio.run(run.drive(story))
-        assert len(run.records(Event.INJECTED)) == 1
+        (struck,) = run.records(Event.INJECTED)
+    assert struck["waited_for"] == "llama-0 has no hand"
     assert applied == ["llama-0"]
 
 

@@ -252,6 +252,27 @@ def test_a_step_that_was_read_after_the_strike_was_not_known_then(
 
 
 @pytest.mark.parametrize(
+    ("waited_for", "verdict"),
+    [("", Verdict.ERROR), ("the hand: it did not answer", Verdict.UNKNOWN)],
+)
+def test_a_fault_that_waited_for_its_node_strikes_late(
+    run_of: Callable[..., CommandRun], waited_for: str, verdict: Verdict
+) -> None:
+    at_s, event, fields = struck(5)
+    strike = (at_s, event, {**fields, "step": 4, "waited_for": waited_for})
+    rank = {"rank": 1, "pid": 9, "ticks": 5, "variable": "RANK"}
+    ranks = [(0, Event.RANK_FOUND, rank), (5.1, Event.RANK_GONE, rank)]
+    ranks.append((5.4, Event.RANK_FOUND, {**rank, "pid": 10, "ticks": 6}))
+    steps = [step(2, 2), step(3, 3), step(4, 4), strike, step(7, 5)]
+    at_step_2 = replace(EXPERIMENT, faults=(Kill(rank=1, at_step=2),))
+    run = run_of(RunEnd.OBSERVED, 20, *steps, node1=ranks)
+    (check,) = audit(replace(run, experiment=at_step_2), is_whole=True)
+    assert check.verdict is verdict
+    assert "long after step 2" in check.detail
+    assert waited_for in check.detail
+
+
+@pytest.mark.parametrize(
     ("fault", "found_again_s", "verdicts"),
     [
         (Kill(rank=1, at_step=2), None, [Verdict.UNKNOWN]),
