@@ -239,6 +239,8 @@ class Hand:
 
     def _send(self, number: int, operation: str, fields: Mapping[str, Any]) -> None:
         """Send a request. Raises NodeUnreachable if the stream has ended."""
+        if self._end_reason:  # its pipe may still take a line
+            raise NodeUnreachable(f"{self.name}: {self._end_reason}")
         line = json.dumps({"number": number, "do": operation, **fields}).encode() + b"\n"
         try:
             with self._send_lock:
