@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 import pytest
 from support.attach.runs import (
+    FAULTS,
     assert_recovered,
     broken,
     client_command,
     records,
     user_files,
 )
-from support.jobs import recordings
-from support.jobs.training import TrainingJob, TrainingKind, training
+from support.jobs.training import TrainingJob, training
 from support.nodes import pods
 from support.waiting import wait_until
 
@@ -32,16 +32,13 @@ from chaoskit.attach.run.attach import AttachLimits
 from chaoskit.attach.run.lives import LINGER_S
 from chaoskit.errors import BadInput
 from chaoskit.experiment.directory import judge_directory
-from chaoskit.faults import Cut, DeletePod, Hang, Kill, KillContainer, LoseNode, Straggle
+from chaoskit.faults import DeletePod, Hang, Kill, LoseNode, Straggle
 from chaoskit.faults.base import Fault
 from chaoskit.journal import read_events
 from chaoskit.vocabulary import Event, Verdict
 
 pytestmark = pytest.mark.skipif(
     bool(pods.unavailable()), reason=f"Kubernetes: {pods.unavailable()}"
-)
-needs_crds = pytest.mark.skipif(
-    bool(recordings.missing()), reason=f"Kubernetes: {recordings.missing()}"
 )
 
 
@@ -55,15 +52,6 @@ def stateful() -> Iterator[TrainingJob]:
     """A StatefulSet of three pods with torchrun, for all faults that it survives."""
     with training("statefulset") as job:
         yield job
-
-
-FAULTS: Sequence[Fault] = [
-    Kill(rank=1, after_s=1.0),
-    Hang(rank=2, after_s=1.0),
-    KillContainer(rank=1, after_s=1.0),
-    DeletePod(rank=2, after_s=1.0),
-    Cut(rank=1, after_s=1.0, heal_after_s=12.0),
-]
 
 
 def test_a_killed_rank_comes_back(stateful: TrainingJob, tmp_path: Path) -> None:
@@ -302,12 +290,3 @@ def test_a_suite_runs_on_the_job_of_the_command_line(
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout
     assert (tmp_path / "report" / "report.html").is_file()
-
-
-@pytest.mark.slow
-@needs_crds
-@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
-def test_the_same_faults_in_jobs_of_other_kinds(kind: TrainingKind, tmp_path: Path) -> None:
-    with training(kind) as job:
-        for number, fault in enumerate(FAULTS):
-            assert_recovered(broken(job, tmp_path / str(number), fault), job)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from chaoskit import LogPatterns
 from chaoskit.attach.hands.hand_container import HandImage
 from chaoskit.attach.run.attach import attach
+from chaoskit.faults import Cut, DeletePod, Hang, Kill, KillContainer
 from chaoskit.faults.base import Fault
 from chaoskit.journal import Record, read_events
 from chaoskit.report.store import write_outcome
@@ -32,6 +34,14 @@ LOST_STEPS = 10
 #: Difference of a recovery time in the log from that of the clock beside the cluster.
 CLOCKS_S = 0.5
 IMAGE = HandImage(pods.IMAGE, (PYTHON, "-S", "-m", "hand"), str(directory()), tuple(mounts()))
+#: Faults that a training of torchrun survives.
+FAULTS: Sequence[Fault] = [
+    Kill(rank=1, after_s=1.0),
+    Hang(rank=2, after_s=1.0),
+    KillContainer(rank=1, after_s=1.0),
+    DeletePod(rank=2, after_s=1.0),
+    Cut(rank=1, after_s=1.0, heal_after_s=12.0),
+]
 
 
 def broken(job: TrainingJob, runs: Path, *faults: Fault, **settings: Any) -> Outcome:

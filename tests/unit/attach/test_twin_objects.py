@@ -162,8 +162,7 @@ def test_a_second_job_that_writes_to_storage_of_the_job_is_refused(cluster: Clus
         SecondJob(cluster.api, job, plan, JobTwins())
 
 
-def test_the_objects_exist_inside_the_context_alone(cluster: Cluster) -> None:
-    undo = UndoLog()
+def test_the_objects_exist_inside_the_context_alone(cluster: Cluster, undo: UndoLog) -> None:
     with created(cluster.api, MANIFESTS, OBJECTS, undo):
         assert [*cluster.objects] == [f"{SERVICES}/twin", f"{SETS}/twin"]
     assert cluster.objects == {}
@@ -179,10 +178,9 @@ def test_the_objects_exist_inside_the_context_alone(cluster: Cluster) -> None:
     ("answer", "is_undone"), [((201, lambda write: None), True), (refusal(422, "Invalid"), False)]
 )
 def test_an_object_that_appears_after_an_unanswered_creation_is_deleted(
-    cluster: Cluster, answer: tuple[int, Any], is_undone: bool
+    cluster: Cluster, undo: UndoLog, answer: tuple[int, Any], is_undone: bool
 ) -> None:
     """The answer is lost, and nothing is there to delete yet. A refused object never appears."""
-    undo = UndoLog()
     cluster.answers["POST", SETS] = answer
     with pytest.raises(ApiError), created(cluster.api, MANIFESTS, OBJECTS, undo):
         raise AssertionError
@@ -194,21 +192,22 @@ def test_an_object_that_appears_after_an_unanswered_creation_is_deleted(
     assert bool(cluster.objects) is not is_undone
 
 
-def test_an_object_that_another_one_has_made_meanwhile_is_left_alone(cluster: Cluster) -> None:
+def test_an_object_that_another_one_has_made_meanwhile_is_left_alone(
+    cluster: Cluster, undo: UndoLog
+) -> None:
     """The first object is made, and deleted again."""
     foreign = {"metadata": {"name": "twin", "uid": "foreign"}}
     cluster.objects[f"{SETS}/twin"] = foreign
     with (
         pytest.raises(ApiError, match="already exists"),
-        created(cluster.api, MANIFESTS, OBJECTS, UndoLog()),
+        created(cluster.api, MANIFESTS, OBJECTS, undo),
     ):
         raise AssertionError
     assert cluster.objects == {f"{SETS}/twin": foreign}
 
 
-def test_the_others_are_deleted_if_one_cannot_be(cluster: Cluster) -> None:
+def test_the_others_are_deleted_if_one_cannot_be(cluster: Cluster, undo: UndoLog) -> None:
     """The undo log tries again."""
-    undo = UndoLog()
     cluster.answers["DELETE", f"{SETS}/twin"] = refusal(403, "forbidden")
     with pytest.raises(ApiError, match="forbidden"), created(cluster.api, MANIFESTS, OBJECTS, undo):
         pass
