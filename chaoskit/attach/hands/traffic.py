@@ -32,7 +32,8 @@ _ANSWER_SHARE = 0.1  # a hand that needs longer for an extension or a count is s
 _KERNEL_S = 1.0  # the kernel and the line to the hand may be late by this
 _LIFT_S = 3.0  # a call of nft may take as long
 _TRY_AGAIN_S = 0.2
-_CONNECT_S = 1.0
+_CONNECT_S = 0.7  # below the limit of a query
+_HEAL_S = 5.0  # a new connection must pass so soon after the rules are gone
 
 Result = Mapping[str, Any] | HarnessError
 
@@ -92,7 +93,8 @@ class HandTraffic:
         assert isinstance(action, Block | Narrow)
         parts = self._block(action) if isinstance(action, Block) else self._narrow(action)
         loud_ways = action.ways if isinstance(action, Block) and action.loud else ()
-        effects = HandEffects(parts, self._lock, self._lasts_s, self._forget, loud_ways)
+        is_healed = self._proof_of_healing(action) if isinstance(action, Block) else lambda: True
+        effects = HandEffects(parts, self._lock, self._lasts_s, self._forget, loud_ways, is_healed)
         self._start_extender()
         effects.begin(self._keep)
         return effects
@@ -131,10 +133,43 @@ class HandTraffic:
         Raises:
             NodeUnreachable: if a pod is gone, or the hand of the source does not answer.
         """
-        answer = self._hand(source).ask(
+        answer = self._hand(source).query(
             "connect", address=self._address(target), port=port, within_s=_CONNECT_S
         )
         return NewConnection(answer.get("error", answer["how"]), answer["took_ms"])
+
+    def _proof_of_healing(self, change: Block) -> Callable[[], bool]:
+        """Return the question whether a new connection passes again where it passes now.
+
+        It is asked once the rules are gone. Where no connection passes now, as a network policy of
+        the cluster may have it, there is nothing to prove.
+        """
+        rules = block_rules(change)[0]
+        source, target = rules.node, rules.peers[0]
+        addresses = self._address(source), self._address(target)
+        if not self.is_reachable(source, target):
+            return lambda: True
+        return partial(self._passes_again, source, target, addresses)
+
+    def _passes_again(self, source: str, target: str, addresses: tuple[str, str]) -> bool:
+        """Return whether a new connection passes between two pods within some seconds.
+
+        Nothing can be asked if one of them was replaced, or if another block holds there.
+        """
+        until_s = time.monotonic() + _HEAL_S
+        while True:
+            try:
+                if (self._address(source), self._address(target)) != addresses:
+                    return True
+                if self.is_reachable(source, target):
+                    return True
+            except NodeUnreachable:  # its rules ended by themselves, or went with its pod
+                return True
+            with self._lock:
+                has_others = bool(self._applied)
+            if has_others or time.monotonic() > until_s:
+                return has_others
+            time.sleep(_TRY_AGAIN_S)
 
     # -- the parts of an action --------------------------------------------------------------------
 
@@ -285,6 +320,7 @@ class HandEffects:
         lasts_s: time to live of the effects in seconds.
         forget: called, under the lock, before the effects are lifted: they are not extended then.
         loud_ways: ways on which TCP segments are refused.
+        is_healed: returns whether packets pass again; asked once nothing is left of the effects.
 
     Attributes:
         parts: the effects that have begun.
@@ -297,7 +333,9 @@ class HandEffects:
         lasts_s: float,
         forget: Callable[[HandEffects], None],
         loud_ways: Sequence[Way] = (),
+        is_healed: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._is_healed = is_healed
         self.parts, self.loud_ways = list(parts), tuple(loud_ways)
         self._lock, self._lasts_s, self._forget = lock, lasts_s, forget
         self._lift_lock = threading.Lock()
@@ -358,7 +396,7 @@ class HandEffects:
         return sum(part.count for part in self.parts)
 
     def lift(self) -> bool:
-        """End the effects in all pods, and return True if nothing is left.
+        """End the effects in all pods, and return True if nothing is left, and packets pass again.
 
         No effect is extended any more from the beginning of the call. So an effect whose hand does
         not answer ends by itself; the call waits for that.
@@ -368,7 +406,7 @@ class HandEffects:
                 with self._lock:
                     self._is_lifting = True
                     self._forget(self)
-                self._is_clean = self._lift_parts()
+                self._is_clean = self._lift_parts() and self._is_healed()
             return self._is_clean
 
     def _lift_parts(self) -> bool:
