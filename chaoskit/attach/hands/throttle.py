@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from chaoskit.attach.hands.counted_effect import CountedEffect
 from chaoskit.attach.hands.hand import ACT_S, Hand, HandRefused
-from chaoskit.errors import NodeUnreachable
 from chaoskit.hand.fields import LASTS_MAX_S
 from chaoskit.substrate.core.actions import Action, Applied, CapProcessCpu
 
@@ -17,6 +17,8 @@ _SHARE_MAX = 0.99  # of a hand
 
 class HandThrottle:
     """Backend that leaves a process a share of the time. The stops end with the hand.
+
+    An action shows the number of stops.
 
     Args:
         hand: returns the standing hand on the processes of a node, or raises NodeUnreachable.
@@ -52,41 +54,10 @@ class HandThrottle:
             if refused.field != "ticks":
                 raise
             raise ProcessLookupError(f"pid {action.pid} of {node} is gone") from None
-        return _Throttled(hand, answer["number"])
+        return CountedEffect(hand, answer["number"], "stops")
 
     def release(self, node: str | None = None) -> None:
         """Do nothing: a process that is stopped by a hand can be killed."""
 
     def close(self) -> None:
         """Do nothing: the stops end with the hands."""
-
-
-class _Throttled:
-    """A process that a hand stops again and again. Shown: the stops."""
-
-    def __init__(self, hand: Hand, effect: int) -> None:
-        self._hand, self._effect, self._stops = hand, effect, 0
-        self._is_lifted = False
-
-    def shown(self) -> int:
-        if not self._is_lifted:
-            self._ask("counters")
-        return self._stops
-
-    def lift(self) -> bool:
-        if not self._is_lifted:
-            self._ask("lift")
-            self._is_lifted = True
-        return True
-
-    def _ask(self, operation: str) -> None:
-        """Keep the count in an answer. A hand that is gone has let the process go on."""
-        try:
-            answer = self._hand.ask(operation, effect=self._effect, limit_s=ACT_S)
-            self._stops = int(answer.get("stops", 0))
-        except HandRefused:  # the effect has ended with its process
-            self._is_lifted = True
-        except NodeUnreachable:
-            self._is_lifted = not self._hand.is_open
-            if not self._is_lifted:
-                raise

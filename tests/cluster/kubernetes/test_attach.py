@@ -130,7 +130,7 @@ def test_a_pod_that_lives_on_after_its_deletion_is_not_gone(
     (ended,) = records(outcome, Event.LIFE_ENDED)
     assert ended["cause"] == "the pod llama-2 was deleted"
     gone = [record for record in records(outcome, Event.RANK_GONE) if record.source == "llama-2"]
-    assert not gone, "launchers of the others have ended their ranks, and nobody sees this one's"
+    assert not gone, "no end is proved in a pod whose hand does not answer"
 
 
 @pytest.mark.slow

@@ -204,6 +204,26 @@ def broken(job: TrainingJob, directory: Path, fault: Fault, **settings: Any) -> 
 
 
 @pytest.mark.slow
+def test_a_second_run_by_exec_is_refused(tmp_path: Path) -> None:
+    """No container of the pods shows the hands of the first one."""
+    watch = tmp_path / "watch.yaml"
+    watch.write_text(r"step: 'step (\d+)'")
+    with training("statefulset") as job:
+        command = [sys.executable, "-m", "chaoskit", "attach", job.reference, "--yes"]
+        command += ["--namespace", job.namespace, "--watch", str(watch), "--exec-hands"]
+        command += ["--fault", "Straggle(rank=1, after_s=1.0, how='quota', cpu_fraction=0.3)"]
+        command += ["--observe-s", "60", "--report", str(tmp_path / "report")]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as first:
+            journals = tmp_path / "report" / "001-statefulset-llama" / "journal"
+            wait_until(lambda: journals.is_dir() and read_events(journals, Event.LOGGED), "a step")
+            with pytest.raises(BadInput, match=r"process \d+ in the pod .* is a hand that runs"):
+                broken(job, tmp_path / "second", Kill(rank=1, after_s=0.5))
+            assert first.poll() is None
+            assert not read_events(journals, Event.RANK_GONE)
+            first.kill()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("pod_security", ["baseline", "restricted"])
 def test_levels_of_pod_security_allow_it(pod_security: PodSecurity, tmp_path: Path) -> None:
     """Under ``restricted`` the container has no capability; under ``baseline`` it is one of root."""
